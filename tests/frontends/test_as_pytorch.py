@@ -172,9 +172,8 @@ class Call:
 
     def kf(self, kf):
         """Returns the results of kf."""
-        forward = self.op.forward
-        numbers = (*forward.integers, *forward.scalars, *self.op.scalars[self.activation])
-        names = {v.name for v in numbers}
+        names = {v.name for v in (*self.op.forward.scalars, *self.op.scalars[self.activation])}
+        names |= set(torchops.given_integers(self.f, self.op))
         kwargs = {n: v for n, v in self.scalars.items() if n in names}
         kwargs |= {"dim": AXIS} if self.op.has_axis else {}
         kwargs |= {"groups": GROUPS} if self.op.has_groups else {}

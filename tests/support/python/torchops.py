@@ -154,6 +154,12 @@ def given(f, a, sizes):
     return found(sizes) if found else None
 
 
+def given_integers(f, op):
+    """Returns the integers that the family's cases give; their defaults may have no effect."""
+    own = getattr(cases.own(f), "TORCH_INTEGERS", {})
+    return {v.name: own[v.name] for v in op.forward.integers if v.name in own}
+
+
 def _draw(f, a, shape, dtype, rng, sizes):
     masks = "seen" if a["dtype"] == "u8" else "positive" if a["positive"] else "normal"
     word = peers.draw(f, a["name"]) or masks
@@ -207,10 +213,9 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
         v.name: v.default
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[f["activation"]])
     } | {"groups": groups}
-    # Given are integers of the family's cases, whose defaults may have no effect, and defaults that
-    # the shapes determine: oracles and other languages have the entry's.
-    given = getattr(cases.own(f), "TORCH_INTEGERS", {})
-    given = {v.name: given[v.name] for v in op.forward.integers if v.name in given}
+    # Given are integers of the family's cases, and defaults that the shapes determine: oracles and
+    # other languages have the entry's.
+    given = given_integers(f, op)
     scalars |= given
     kwargs = (
         given
