@@ -39,8 +39,10 @@ def literal(f, a):
 
 def extents(f, a):
     """Returns a tensor's number of elements as (bit mask of the sizes to multiply, constant
-    factor, addend)."""
+    factor, addend); None if it is another expression."""
     lines = [shapes.linear(extent) for extent in a["extents"]]
+    if None in lines:
+        return None
     sizes = {f["sizes"].index(size) for _, size, _ in lines}
     plus = sum(addend for *_, addend in lines)
     assert len(sizes) == len(lines) and (len(lines) == 1 or not plus), f["name"]
@@ -51,7 +53,17 @@ def integers(f, a):
     """Returns (first, step) of a tensor's integers. Those of a family are in its INTEGERS; bounds,
     one more than the things that they separate, ascend; others are arbitrary: (0, 0)."""
     own = getattr(cases.own(f), "INTEGERS", {})
-    return own.get(a["kind"], (0, 1 if extents(f, a)[2] else 0))
+    return own.get(a["kind"], (0, 1 if (extents(f, a) or (0, 0, 0))[2] else 0))
+
+
+def expression(f, extent):
+    """Returns the C text of an extent of positive sizes."""
+    if isinstance(extent, str):
+        return f"n[{f['sizes'].index(extent)}]"
+    if isinstance(extent, int):
+        return str(extent)
+    sign, left, right = extent
+    return f"({expression(f, left)} {sign} {expression(f, right)})"
 
 
 def files_of(functions, few):
@@ -89,12 +101,19 @@ def table(name, functions):
         words = [
             (f"p[{tensors.index(a)}]" if "kind" in a else literal(f, a)) for a in f["arguments"]
         ]
+        counted = {}  # functions of tensors whose elements are no product of sizes
+        for k, a in enumerate(tensors):
+            if extents(f, a) is None:
+                counted[k] = f"elements_{i}_{k}"
+                product = " * ".join(expression(f, extent) for extent in a["extents"])
+                text.append(f"static int64_t {counted[k]}(const int64_t *n) {{ return {product}; }}")
         text.append(f"static const kft_tensor tensors_{i}[] = {{")
-        for a in tensors:
+        for k, a in enumerate(tensors):
             reads = a["role"] in ("in", "inout")
             flags = [int(v) for v in (a["role"] != "in", reads, a["unread"], a["positive"])]
             flags = ", ".join(map(str, flags))
-            of = ", ".join(map(str, (*extents(f, a), *integers(f, a))))
+            of = ", ".join(map(str, (*(extents(f, a) or (0, 0, 0)), *integers(f, a))))
+            of = f"{counted.get(k, 'NULL')}, {of}"
             text.append(f'    {{"{a["name"]}", {of}, KFT_{a["dtype"].upper()}, {flags}}},')
         text.append("};")
         text.append(

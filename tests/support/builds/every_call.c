@@ -65,6 +65,7 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
 static int64_t elements(const kft_tensor *t, const int64_t *n)
 {
     int64_t count = t->times;
+    if (t->elements) return t->elements(n);
     for (int i = 0; i < KFT_SIZES; ++i) count *= t->extents >> i & 1 ? n[i] : 1;
     return count + t->plus;
 }

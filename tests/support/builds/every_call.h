@@ -13,6 +13,7 @@
 enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64, KFT_U8 };
 typedef struct {
     const char *name;
+    int64_t (*elements)(const int64_t *n); /* number of elements; NULL: the next three say it */
     int extents, times; /* number of elements: a bit per size to multiply, and a constant factor */
     int plus;           /* and an addend */
     int first, step;    /* integers: first + i * step; any, if both are 0 */
