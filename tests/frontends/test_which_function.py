@@ -65,6 +65,9 @@ OTHERS = {"mean": "running_mean", "var": "running_var", "seen": "mask"}
 CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
 # A table of blocks, and the rows of sequences.
 NUMBERS = {"page_table": [[0, 4, 2], [6, 1, 3]], "key_length": [9, 5]}
+# A block of 64 queries and keys, and the bits of its keys, the same for all queries.
+NUMBERS |= {"block_offsets": [[[0, 1]]], "key_blocks": [[0, 0]]}
+NUMBERS |= {"block_masks": [[[0x2B, 0]] * 64]}
 LENGTHS = ((3, 5), (0, 2), (4, 4))  # queries and keys of packed sequences
 
 
@@ -77,12 +80,12 @@ def drawn(op, t, rng, lengths):
     if op.rules.count.get("batch") == 1:  # an axis of its own, not all axes before the others
         sizes = sizes | {"batch": [2]}
     sizes = sizes | lengths
+    if t.name in NUMBERS:
+        return torch.tensor(NUMBERS[t.name], dtype=torch.int32)
     shape = []
     for extent in t.extents:
         [size] = shapes.names(extent)
         shape += [value(extent, {size: n}) for n in sizes[size]]
-    if t.name in NUMBERS:
-        return torch.tensor(NUMBERS[t.name], dtype=torch.int32)
     if t.name in CLASSES:
         dtype = torch.int32 if t.var == "i32" else torch.int64
         return torch.randint(0, CLASSES[t.name], shape, generator=rng, dtype=dtype)
@@ -107,6 +110,8 @@ def names(found):
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
     helpers = {"distance": distance, "causal": distance >= 0}
     helpers |= {"torch": torch, "F": F, "act": F.gelu, "p": 0.0, "dim": 1}
+    if "block_masks" in found:
+        helpers["seen"] = (found["block_masks"][0, 0, 0] >> torch.arange(keys)) % 2 > 0
     exec("".join(re.findall(r"```python\n(def .*?)```", DEFINED, re.S)), helpers | found, helpers)
     for helper in helpers.values():
         if hasattr(helper, "__globals__"):

@@ -6,6 +6,8 @@ import types
 
 import attention_formulas
 import attention_gradients
+import block_cases
+import block_lists
 import numpy as np
 import storage
 from attention_gradients import SUMMED, fill
@@ -83,6 +85,8 @@ LSE = {"bf16": 2e-5, "f16": 2e-5, "f32": 4e-6, "f64": 1e-13}
 def wrong_size(sizes):
     """Returns the size that a call refuses because it does not fit the others, or None."""
     heads, kv_heads = sizes["heads"], sizes["kv_heads"]
+    if sizes.get("block_size", 64) not in (64, 128):
+        return "block_size"
     return "kv_heads" if (heads % kv_heads if kv_heads else heads) else None
 
 
@@ -103,6 +107,8 @@ def draw(rng, call, a, values):
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
     if a["dtype"] == "u8":
         return rng.integers(0, 2, shape, np.uint8)
+    if a["kind"] in block_lists.KINDS:
+        return block_cases.draw(rng, call, a["kind"], values)
     if a["dtype"][0] == "i":  # sequences of any lengths, and rows of none
         rows = dict(zip(call.f["sizes"], call.sizes))[ROWS[a["kind"]]]
         return np.sort(rng.integers(0, rows + 1, shape)).astype(storage.STORAGE[a["dtype"]])
@@ -115,12 +121,13 @@ def result(call):
     return shapes.mask_extents(call.f["masked"], names)
 
 
-def attend(op, scalars, given, q, k, v, mask=()):
+def attend(op, scalars, given, q, k, v, mask=(), seen=True):
     """Returns {result: float64} of heads in front of rows.
 
     Args:
         given: further operands, which broadcast to the scores.
         mask: the weights that dropout keeps, and their scale.
+        seen: the keys that lists of blocks show.
     """
     names = scalars | given
     if mask:
@@ -133,7 +140,7 @@ def attend(op, scalars, given, q, k, v, mask=()):
         COUNT: k.shape[2],
         "dot": reference.products(q, k),
     }
-    see, found = np.ones(names["dot"].shape, bool), {}
+    see, found = np.ones(names["dot"].shape, bool) & seen, {}
     for field, compare in (("first", np.greater_equal), ("last", np.less_equal)):
         if bound := op.own[field]:
             see &= compare(names[COLUMN], elements_reference._eval(bound.text, names))
@@ -157,7 +164,7 @@ def wide(call):
     given = {
         o.name: storage.to_float(call.data[o.name], call.tensors[o.name]["dtype"])
         for o in op.operands
-        if o.dtype != "I"
+        if o.dtype not in ("I", "i32")
     }
     given |= {o.name: given[o.name].reshape(1, -1, 1, 1) for o in op.operands if o.kind == "head"}
     return given, {o.kind: o.name for o in op.operands}
@@ -167,7 +174,15 @@ def expected(call):
     """Returns {result: float64}; the statistics as [batch, heads, queries]."""
     given, kinds = wide(call)
     q, k, v = (given[kinds[kind]].transpose(0, 2, 1, 3) for kind in ("query", "key", "value"))
-    found = attend(call.kernel.op, call.scalars, given, q, k, v, call.mask())
+    seen = np.ones((1, 1, 1, 1), np.int8)
+    if call.f["form"] == "sparse":
+        lists = (call.data[kinds[kind]] for kind in block_lists.KINDS)
+        seen = block_lists.mask_of(*lists, q.shape[2], k.shape[2])
+    found = attend(call.kernel.op, call.scalars, given, q, k, v, call.mask(), seen > 0)
+    wrong = (seen < 0).any(3)
+    found = {
+        n: np.where(wrong[..., None] if n == "out" else wrong, np.nan, x) for n, x in found.items()
+    }
     return found | {"out": found["out"].transpose(0, 2, 1, 3)}
 
 
@@ -198,7 +213,7 @@ def expected_packed(call):
 def check(call, got, weights=None):
     if call.f["bwd"]:
         return attention_gradients.check(call, got)
-    packed = call.f["form"] != "dense"
+    packed = call.f["form"].startswith("packed")
     want, dtype = (expected_packed if packed else expected)(call), call.f["dtypes"][0]
     real = "f64" if dtype == "f64" else "f32"
     found = {
@@ -214,7 +229,7 @@ def check(call, got, weights=None):
     for name, value in found.items():
         wanted, finite = want[name], np.isfinite(want[name])
         where = f"{call.where}: {name}"
-        assert np.array_equal(value[~finite], wanted[~finite]), where
+        assert np.array_equal(value[~finite], wanted[~finite], equal_nan=True), where
         limit = (TOLERANCE if name == "out" else LSE)[dtype]
         limit *= max(1.0, np.abs(wanted[finite]).max(initial=0))
         error = np.abs(value[finite] - wanted[finite]).max(initial=0)
@@ -236,7 +251,7 @@ REFERENCES = attention_formulas.REFERENCES
 def work(f, size):
     """Returns the dimensions of the elementwise pass and the operations of the products Q K^T and
     P V, of a backward of five products, with all sizes equal."""
-    axes = 4 if f["form"] == "dense" else 3
+    axes = 3 if f["form"].startswith("packed") else 4
     return axes, 2 * (5 if f["bwd"] else 2) * size ** (axes + 1)
 
 
@@ -300,7 +315,19 @@ def _longest(sizes):
     return (*sizes, sizes[3], sizes[4])
 
 
+SPARSE = block_cases.SIZES | {
+    "EXTENTS": EXTENTS | block_cases.SIZES["EXTENTS"],
+    "RESULTS_IN_PARTS": RESULTS_IN_PARTS,
+    "prepare": prepare,
+    "draw": draw,
+    "fill": fill,
+    "wrong_size": wrong_size,
+    "work": work,
+    "check": check,
+    "result": result,
+}
 FORMS = {
+    "sparse": types.SimpleNamespace(**SPARSE),
     "packed": types.SimpleNamespace(**PACKED),
     "packed_scores": types.SimpleNamespace(
         **PACKED
@@ -335,7 +362,10 @@ ref = "softmax(dot * <s> + <b> - <h> * (query - column)) * <z>"
 SOME_NAMES = {"attention": {"tensors", "block", "row", "part"}}
 # Kinds of tensors that may be strided, with the suffix of the first stride:
 # tests/gen/test_manifest.py.
-STRIDED = {"attention": dict.fromkeys(("query", "key", "value", "elem"), "_head") | {"score": ""}}
+STRIDED = {
+    "attention": dict.fromkeys(("query", "key", "value", "elem", "block_offsets"), "_head")
+    | {"score": ""}
+}
 # Expected functions: tests/gen/test_names.py.
 OPS = (
     "attention",
@@ -351,6 +381,7 @@ DROPPED = ("full_attention_dropout", *(f"{op}_dropout" for op in OPS[1:]))
 INDEXED = "with numbers of 32 bits too"  # tests/gen/test_names.py
 FUNCTIONS = {op: (0, True, 4, True) for op in (*OPS, *DROPPED)}
 FUNCTIONS |= {f"{op}_varlen": (0, True, INDEXED, of[3]) for op, of in FUNCTIONS.items()}
+FUNCTIONS["block_sparse_attention"] = (0, True, 4, False)
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}
 
@@ -439,6 +470,13 @@ FAULTS = {
         ("kf_causal_attention_f32", "kf_causal_attention_bf16"),
         (),
     ),
+    "the first mask of the lists hides nothing": (
+        "kf/core/attention/sparse.cuh",
+        r"if \(mask < 0\) return;",
+        "if (mask <= 0) return;",
+        ("kf_block_sparse_attention_f32", "kf_block_sparse_attention_bf16"),
+        (),
+    ),
     "a packed sequence sees a key of the next one": (
         "kf/core/attention/packed.cuh",
         r"s->keys = keys \? count : others;",
@@ -450,6 +488,7 @@ FAULTS = {
 # The Python package of level 1 has them.
 PACKAGED = [
     *("attention", "causal_attention", "causal_attention_varlen", "window_attention"),
+    "block_sparse_attention",
     *("bias_attention", "mask_attention", "scale_mask_softmax_dropout"),
     *("full_attention_dropout", "causal_attention_dropout", "window_attention_dropout"),
     *("bias_attention_dropout", "mask_attention_dropout"),

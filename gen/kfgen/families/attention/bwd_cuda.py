@@ -19,12 +19,12 @@ class AttentionBwdCuda(AttentionCuda):
     core = ("kf/core/attention/bwd_op",)
 
     def kernel(self, name, *arguments):
-        return Instance(f"kfk_attention_{name}{self.packed}", (self.type, *arguments))
+        return Instance(f"kfk_attention_{name}{self.k.suffix}", (self.type, *arguments))
 
     def tile(self, name, rows, word, tile):
         """Returns the kernel whose blocks own queries or keys (`rows`)."""
         arguments = (self.type, tile, self.score, rows, *self.drop, word)
-        return Tile(f"kfk_attention_bwd_{name}{self.packed}", arguments)
+        return Tile(f"kfk_attention_bwd_{name}{self.k.suffix}", arguments)
 
     @property
     def small(self):
@@ -111,7 +111,7 @@ class AttentionBwdCuda(AttentionCuda):
     def workspace_bytes(self):
         size, wgmma = self.k.dtype.acc.size, str(self.has_wgmma).lower()
         sums = len(self.k.head_gradients)
-        return f"kfi_attention_bwd{self.packed}_workspace(shape, {size}, {wgmma}, {sums})"
+        return f"kfi_attention_bwd{self.k.suffix}_workspace(shape, {size}, {wgmma}, {sums})"
 
     def _launches(self, rows, heads):
         """Launches of one gradient. rows: QUERIES or KEYS."""

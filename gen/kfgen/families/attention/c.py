@@ -28,9 +28,9 @@ class AttentionC(C):
 
     @property
     def workspace_bytes(self):
-        packed = ("_bwd" if self.k.bwd else "") + ("_packed" if self.k.packed else "")
+        form = ("_bwd" if self.k.bwd else "") + self.k.suffix
         sums = f", {len(self.k.head_gradients)}" if self.k.bwd else ""
-        return f"kfi_cpu_attention{packed}_workspace(shape, {self.k.dtype.acc.size}{sums})"
+        return f"kfi_cpu_attention{form}_workspace(shape, {self.k.dtype.acc.size}{sums})"
 
     @property
     def code(self):

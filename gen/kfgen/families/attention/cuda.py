@@ -44,23 +44,20 @@ class AttentionCuda(Cuda):
         return self.code.tag if self.code else PLAIN
 
     @property
-    def packed(self):
-        """Suffix of the names of kernels and functions."""
-        return "_packed" if self.k.packed else ""
-
-    @property
     def drop(self):
         """Arguments of the portable kernels with dropout."""
         return WITH_DROPOUT * self.k.keeps
 
     @property
     def wgmma(self):
-        """Kernels for sm_90a: none with dropout, whose random numbers would spill registers."""
-        if self.k.keeps:
+        """Kernels for sm_90a: none with dropout, whose random numbers would spill registers, and
+        none for lists of blocks.
+        """
+        if self.k.keeps or self.k.sparse:
             return [steps.NONE] * len(WGMMA)
         return [
             Tile(
-                f"kfk_attention_hopper{self.packed}",
+                f"kfk_attention_hopper{self.k.suffix}",
                 (self.type, f"KFI_ATTENTION_WGMMA_{tile}", self.score, f"WGMMA_{tile}"),
             )
             for tile in WGMMA
@@ -71,7 +68,7 @@ class AttentionCuda(Cuda):
         """Kernels for sm_80 and later: rows at multiples of 16 bytes, then any rows."""
         return [
             Tile(
-                f"kfk_attention_mma{self.packed}",
+                f"kfk_attention_mma{self.k.suffix}",
                 (
                     *(self.type, f"KFI_ATTENTION_MMA_{tile}", self.score, whole, *self.drop),
                     f"{word}_{tile}",
@@ -90,7 +87,7 @@ class AttentionCuda(Cuda):
         ]
         return [
             Tile(
-                f"kfk_attention_simt{self.packed}",
+                f"kfk_attention_simt{self.k.suffix}",
                 (self.type, str(i), self.score, *self.drop, word),
             )
             for i, word in enumerate(words)
@@ -99,7 +96,7 @@ class AttentionCuda(Cuda):
     @property
     def instances(self):
         small = self.k.dtype.size == 2
-        ticket = steps.NONE if self.k.keeps else ZERO
+        ticket = steps.NONE if self.k.keeps or self.k.sparse else ZERO
         return [*self.wgmma, *self.mma, *self.simt, ticket] if small else self.simt
 
     @property
@@ -123,7 +120,7 @@ class AttentionCuda(Cuda):
 
     @property
     def workspace_bytes(self):
-        return f"kfi_attention{self.packed}_workspace(shape)"
+        return f"kfi_attention{'_packed' if self.k.packed else ''}_workspace(shape)"
 
     @property
     def steps(self):
@@ -134,7 +131,7 @@ class AttentionCuda(Cuda):
         if k.dtype.size > 2:
             return [Step("computes the results", tuple(found), read, written)]
         mma = Launch(tuple(self.mma), rows, "128", shared="Q, K and V")
-        if k.keeps:
+        if k.keeps or k.sparse:
             return [Step("computes the results", (mma, *found), read, written)]
         persistent = Launch(
             tuple(self.wgmma),

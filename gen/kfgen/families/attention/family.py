@@ -4,7 +4,8 @@
 An entry's `expr` is the summand of a key: `softmax(score) * v`. The score is an expression of
 `dot`, the product of a query and a key; `first` and `last` are the keys that a query sees. An entry
 with `varlen` also makes an op of packed sequences, whose bounds are two further operands; one with
-`dropout` also makes an op of that name, which drops probabilities.
+`dropout` also makes an op of that name, which drops probabilities. Three operands of LISTS name the
+blocks of keys that a block of queries sees.
 """
 
 import ast
@@ -30,6 +31,8 @@ SCORE_OPERANDS = 2  # KFI_SCORE_TENSORS
 POSITIONS = (QUERY, QUERIES, COLUMN, COUNT, HEAD)
 # Kinds and names of operands of packed sequences: the rows at which each begins, and the end.
 OFFSETS = ("query_offsets", "key_offsets")
+# The same of lists: bounds of each list, pairs of a block of keys and its mask, bits of the masks.
+LISTS = ("block_offsets", "key_blocks", "block_masks")
 SHAPE = ShapeStruct(
     "attention",
     (
@@ -48,8 +51,25 @@ SHAPE = ShapeStruct(
         option("heads_total", "heads in all; 0: head_base + heads"),
         size("max_query", "packed, with a bias or mask: queries of the longest sequence"),
         size("max_key", "packed, with a bias or mask: keys of the longest sequence"),
+        size("block_size", "lists of blocks: queries, and keys, of a block: 64 or 128"),
+        size("listed_blocks", "lists of blocks: blocks in all lists"),
+        size("partial_blocks", "lists of blocks: masks of blocks that are seen in part"),
     ),
 )
+DENSE = {
+    "elem": "batch, queries, heads, dim_v",
+    "query": "batch, queries, heads, dim",
+    "key": "batch, keys, kv_heads, dim",
+    "value": "batch, keys, kv_heads, dim_v",
+    "score": "batch, heads, queries, keys",
+    "head": "heads",
+    "per_query": "batch, heads, queries",
+}
+SPARSE = DENSE | {
+    "block_offsets": "batch, heads, (queries + block_size - 1) / block_size + 1",
+    "key_blocks": "listed_blocks, 2",
+    "block_masks": "partial_blocks, block_size, block_size / 32",
+}
 PACKED = {
     "elem": "queries, heads, dim_v",
     "query": "queries, heads, dim",
@@ -90,29 +110,24 @@ class Attention(Family):
     rsqrt_defaults = {"scale": "dim"}
     names = (DOT, DSCORE, *SAVED, gradient_of(SAVED[0]), "shape")
     forms = {
-        "dense": {
-            "elem": "batch, queries, heads, dim_v",
-            "query": "batch, queries, heads, dim",
-            "key": "batch, keys, kv_heads, dim",
-            "value": "batch, keys, kv_heads, dim_v",
-            "score": "batch, heads, queries, keys",
-            "head": "heads",
-            "per_query": "batch, heads, queries",
-        },
+        "dense": DENSE,
+        "sparse": SPARSE,
         "packed": PACKED,
         "packed_scores": PACKED | {"score": "batch, heads, max_query, max_key"},
     }
     sizes = dict.fromkeys(forms, "batch, heads, kv_heads, queries, keys, dim, dim_v")
     sizes["packed_scores"] += ", max_query, max_key"
+    sizes["sparse"] += ", block_size, listed_blocks, partial_blocks"
     axes = {
         form: (None, dict.fromkeys(names.split(", "), shapes.ONE)) for form, names in sizes.items()
     }
-    levels = dict.fromkeys(forms, ("_head", "")) | {"dense": ("_head", "", "_batch")}
+    levels = dict.fromkeys(forms, ("_head", ""))
+    levels |= dict.fromkeys(("dense", "sparse"), ("_head", "", "_batch"))
     kinds = (
         Kind("query", kinds.ELEMENTS, index=True),
         Kind("key", kinds.ELEMENTS, index=True),
         Kind("value", kinds.ELEMENTS),
-        *(Kind(kind, vectors=False, index=True) for kind in OFFSETS),
+        *(Kind(kind, vectors=False, index=True) for kind in (*OFFSETS, *LISTS)),
         Kind("score", kinds.ELEMENTS, vectors=False),
         Kind("head", vectors=False, small=True),
         Kind("per_query", vectors=False, small=True, per_row=True, operand=False),
@@ -161,6 +176,7 @@ class Attention(Family):
 
     def dtypes(self, kind, grad):
         known = {"score": ("acc",) if grad else ("acc", "u8"), "head": ("acc",)}
+        known |= dict.fromkeys(LISTS, ("i32",))
         return known.get(kind, ("I",) if kind in OFFSETS else ())
 
     def check_operands(self, f, operands):
@@ -171,14 +187,31 @@ class Attention(Family):
         if {kinds_.count(kind) for kind in OFFSETS} not in ({0}, {1}):
             fix = f"give it one of each, or none: {', '.join(OFFSETS)}"
             raise f.error("operands", f"are {describe(operands)}", fix)
+        self._check_lists(f, operands)
         if sum(o.kind in ("score", "head") for o in operands) > SCORE_OPERANDS:
             fix = f'at most {SCORE_OPERANDS} are "score" or "head"'
             raise f.error("operands", f"are {describe(operands)}", fix)
 
+    def _check_lists(self, f, operands):
+        """Checks the operands of lists of blocks."""
+        lists = [o for o in operands if o.kind in LISTS]
+        if not lists:
+            return
+        fixed = all(o.dtype == "i32" for o in lists)
+        if tuple(o.kind for o in lists) != LISTS or not fixed:
+            fix = f'give it one of each, or none, with dtype = "i32", in order: {", ".join(LISTS)}'
+            raise f.error("operands", f"are {describe(operands)}", fix)
+        if any(o.kind in OFFSETS for o in operands):
+            fix = "packed sequences have no lists of blocks: leave `varlen` out"
+            raise f.error("operands", f"are {describe(operands)}", fix)
+        if wanted := [o.name for o in operands if o.grad]:
+            fix = "lists of blocks have no backward: give the operands grad = false"
+            raise f.error("operands", f"have a gradient: {', '.join(wanted)}", fix)
+
     def graph(self, op):
         graph = Graph()
         graph.extra = {"softmax": softmax}
-        unread = ("query", "key", *OFFSETS)
+        unread = ("query", "key", *OFFSETS, *LISTS)
         own = [o.name for o in op.operands if o.kind not in unread]
         env = {name: graph.var(name) for name in (DOT, *POSITIONS, *own, *op.scalars)}
         known = {**env, "dropout": None, INF: graph.const(float("inf"))}

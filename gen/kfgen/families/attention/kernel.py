@@ -20,6 +20,9 @@ SCORES = ("", "_head", "_batch")  # strides of tensors of the scores' shape
 # Letter of each kind for core/attention/check.h.
 LETTERS = {"query": "q", "key": "k", "value": "v", "elem": "o", "score": "x", "head": "h"}
 LETTERS |= {"query_offsets": "u", "key_offsets": "w"}
+LISTS = {"block_offsets": "b", "key_blocks": "c", "block_masks": "d"}
+LETTERS |= LISTS
+OF_LISTS = ("_head", "_batch")  # strides of the lists' bounds
 OF_PACKED = ("head_base", "heads_total")  # options of packed sequences
 SAVED = {"lse": "l", "row_max": "m", "log_sum": "s"}
 # The same of gradients: those of tensors have the tensor's letter as a capital.
@@ -45,8 +48,20 @@ class AttentionKernel(Kernel):
         """True if sequences are packed along one axis."""
         return any(o.kind == "query_offsets" for o in self.op.operands)
 
+    @functools.cached_property
+    def sparse(self):
+        """True if lists name the blocks of keys."""
+        return any(o.kind in LISTS for o in self.op.operands)
+
+    @property
+    def suffix(self):
+        """Suffix of the names of kernels and functions in core/attention."""
+        return "_packed" if self.packed else "_sparse" if self.sparse else ""
+
     @property
     def form(self):
+        if self.sparse:
+            return "sparse"
         scores = any(o.kind == "score" for o in self.op.operands)
         return ("packed_scores" if scores else "packed") if self.packed else "dense"
 
@@ -140,7 +155,7 @@ class AttentionKernel(Kernel):
 
     def _strided(self):
         """Names of the tensors with strides, of either direction: the forward's first."""
-        contiguous = ("head", "query_offsets", "key_offsets")
+        contiguous = ("head", "query_offsets", "key_offsets", "key_blocks", "block_masks")
         operands = [o for o in self.op.operands if o.kind not in contiguous]
         gradients = [gradient_of(o.name) for o in operands if o.grad]
         dout = [gradient_of("out")] if gradients else []
@@ -151,7 +166,8 @@ class AttentionKernel(Kernel):
 
     @property
     def shaped_by(self):
-        kinds = ("query", *(["query_offsets"] if self.packed else []), "key", "value")
+        kinds = ["query", *["query_offsets"] * self.packed, "key", "value"]
+        kinds += ["key_blocks", "block_masks"] * self.sparse
         scores = [s.name for s in self.inputs if s.kind == "score" and self.packed]
         return [*(self.of_kind(kind).name for kind in kinds), *scores[:1]]
 
@@ -160,7 +176,14 @@ class AttentionKernel(Kernel):
         """Names of the operands with the bounds of packed sequences, in q and in k."""
         return [s.name for s in self.inputs if s.kind in ("query_offsets", "key_offsets")]
 
+    @property
+    def names_of_lists(self):
+        """Names of the operands of lists of blocks: their bounds, the blocks, masks."""
+        return [s.name for s in self.inputs if s.kind in LISTS]
+
     def levels_of(self, name):
+        if name in self.names_of_lists:
+            return OF_LISTS
         scores = [s.name for s in self.operands if s.kind == "score"]
         return SCORES if name in (*scores, *map(gradient_of, scores)) else self.levels
 
@@ -256,7 +279,7 @@ class AttentionKernel(Kernel):
         first, last = (b.text if (b := self.op.own[field]) else "" for field in FIELDS)
         keys = f"keys {first or 0} to {last}" if last else f"keys from {first} on"
         keys = keys if first or last else "all keys"
-        keys += " of its sequence" if self.packed else ""
+        keys += " of its sequence" if self.packed else " in its list" if self.sparse else ""
         product = f"{self.of_kind('query').name} . {self.of_kind('key').name}"
         return [f"out = sum over {keys} of {out}; dot = {product}"]
 

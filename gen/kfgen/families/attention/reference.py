@@ -182,7 +182,7 @@ class AttentionReference(Reference):
     def inputs(self, rng):
         found = {}
         for o in self.op.operands:
-            if o.dtype == "I":  # one packed sequence's expressions are those of a batch
+            if o.dtype in ("I", "i32"):  # one sequence's expressions, of all blocks of keys
                 continue
             x = rng.standard_normal(self.shapes[o.kind])
             found[o.name] = (x > -0.5).astype(np.float64) if o.dtype == "u8" else x

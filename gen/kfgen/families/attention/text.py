@@ -51,6 +51,23 @@ GATHER = """
 {s} = {s}[sequence_[:, None], :, {first}, {second}]
 {s} = {s}.swapaxes(1, 2).swapaxes(0, 1)[None]
 """
+# Lists of blocks of keys as seen_ [batch, heads, queries, keys]. Mask 0 of bits_ shows all keys.
+LISTED = """
+at_ = {name}.arange(listed_blocks{device})
+number_ = {name}.arange((keys + block_size - 1) // block_size{device})
+in_ = (({offsets}[:, :, :-1, None] <= at_) & (at_ < {offsets}[:, :, 1:, None])) * 1
+own_ = in_[:, :, :, :, None] * (({blocks}[:, 0, None] == number_) * 1)
+mask_ = {name}.sum(own_ * ({blocks}[:, 1, None] + 1), 3)
+bits_ = ({masks}[:, :, :, None] >> {name}.arange(32{device})) & 1
+all_ = {name}.arange(block_size * block_size{device})
+all_ = all_.reshape(1, block_size, block_size) >= 0
+bits_ = {name}.concatenate((all_, bits_.reshape(-1, block_size, block_size) > 0))
+seen_ = bits_[mask_] & ({name}.sum(own_, 3) > 0)[:, :, :, :, None, None]
+seen_ = seen_.swapaxes(3, 4)
+sizes_ = seen_.shape[2] * block_size, seen_.shape[4] * block_size
+seen_ = seen_.reshape(*seen_.shape[:2], *sizes_)
+score_ = {name}.where(seen_[:, :, :rows_, :keys], score_, float('-inf'))
+"""
 NUMPY = """
 row_max = np.max(score_, axis=3, initial=-np.inf)
 """
@@ -154,6 +171,7 @@ def statements(k, library):
         "lse": "lse[None]" if k.packed else "lse",
     }
     words |= dict(zip(("offsets", "of_keys"), k.bounds_of_sequences))
+    words |= dict(zip(("offsets", "blocks", "masks"), k.names_of_lists))
     heads = [s.name for s in k.score_inputs if s.kind == "head"]
     printer = Printer(lib, None, k.graph, _axes(k), None)
     printer.run(k.roots[:1])
@@ -171,6 +189,8 @@ def statements(k, library):
         lines.append(f"score_ = {lib.name}.where({' & '.join(seen)}, score_, float('-inf'))")
     if k.packed:
         lines.append(f"score_ = {lib.name}.where(same_, score_, float('-inf'))")
+    if k.sparse:
+        lines += _lines(LISTED, words)
     if k.sink and not k.bwd:
         lines.append(f"sink_ = {k.sink.name}.reshape(1, heads, 1)")
     text = (TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX

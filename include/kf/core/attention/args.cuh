@@ -120,6 +120,33 @@ KFI_DEVICE bool kfi_attention_partial(const kfi_attention &a, const kfi_attentio
     return b.first < b.first_whole ||
            kfi_attention_last_key(a, begin) < kfi_min_i32(end, (b.last + 1) * keys) - 1;
 }
+// A range of keys is kfi_attention_blocks or a list of blocks (sparse.cuh). Kernels walk its steps
+// from `last` to `first`; for one row they walk positions of keys. A step of these blocks is the
+// block, a position the key.
+struct kfi_attention_positions {
+    int begin, end; // both included
+};
+KFI_DEVICE int kfi_attention_block_at(const kfi_attention_blocks &, int step) { return step; }
+KFI_DEVICE kfi_attention_positions kfi_attention_positions_of(const kfi_attention &a,
+                                                              const kfi_attention_blocks &, int row)
+{
+    const kfi_attention_positions s = {kfi_max_i32(0, kfi_attention_first_key(a, row)),
+                                       kfi_attention_last_key(a, row)};
+    return s;
+}
+KFI_DEVICE int kfi_attention_key_at(const kfi_attention_blocks &, int position) { return position; }
+// Whether a range hides keys within the bounds.
+KFI_DEVICE bool kfi_attention_hides(const kfi_attention_blocks &) { return false; }
+// Whether the bounds hide keys of a block from some rows.
+KFI_DEVICE bool kfi_attention_is_masked(const kfi_attention_blocks &b, int block)
+{
+    return block > b.last_whole || block < b.first_whole;
+}
+// Whether a row sees the key at a position of its span.
+KFI_DEVICE bool kfi_attention_sees(const kfi_attention &, const kfi_attention_blocks &, int, int)
+{
+    return true;
+}
 // Index of a row's lse.
 KFI_DEVICE kf_i64 kfi_attention_row_index(const kfi_attention &a, int row, int head, int batch)
 {

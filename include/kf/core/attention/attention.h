@@ -20,6 +20,7 @@
 #include "kf/core/attention/packed.h"
 #include "kf/core/attention/plan.h"
 #include "kf/core/attention/softmax.h"
+#include "kf/core/attention/sparse.h"
 
 KFI_C_BEGIN
 
@@ -78,6 +79,8 @@ KFI_HOST void kfi_cpu_attention_start_row(kfi_cpu_attention_job *j, kf_i64 row)
     if (m->sink)
         m->sink_type.widen((const char *)m->sink + own->head * m->sink_type.size, 1, &sink, 1);
     j->f->start(&j->room, row, m->sink ? &sink : NULL);
+    if (m->sparse && !kfi_cpu_attention_start_list(m, j->batch, own))
+        memset(j->room.sum + row * j->p.lanes.unit, 0xff, (size_t)j->p.lanes.unit); /* NaN */
 }
 /* Packs the queries of a job, times the scale, and sets the state of its rows. */
 KFI_HOST void kfi_cpu_attention_start(kfi_cpu_attention_job *j)
@@ -121,14 +124,13 @@ KFI_HOST void kfi_cpu_attention_begin(kfi_cpu_attention_job *j)
 {
     const kfi_cpu_attention *const m = j->m;
     const kfi_cpu_gemm_lanes *const v = &j->p.lanes;
-    j->keys = kfi_cpu_gemm_least(m->keys - j->key0, j->p.keys);
     if (j->shared) {
         size_t used = (size_t)(j->key0 / j->p.keys) * j->p.block;
         kfi_cpu_attention_block(&j->p, v->unit, j->shared, &used, &j->room.k, &j->room.v);
     } else {
         kfi_cpu_attention_pack(m, &j->p, j->batch, j->kv_head, j->key0, j->room.k, j->room.v);
     }
-    j->partial = m->score.fn || m->rng;
+    j->partial = m->score.fn || m->rng || m->sparse;
     for (kf_i64 i = 0; !j->partial && i < j->rows; ++i) {
         const kfi_cpu_attention_keys own = j->room.row[i].visible;
         j->partial = own.first > j->key0 || own.last < j->key0 + j->keys - 1;
@@ -179,6 +181,7 @@ KFI_HOST void kfi_cpu_attention_weigh(const kfi_cpu_attention_job *j, kf_i64 row
     const kfi_cpu_attention_keys visible = {own->visible.first - j->key0,
                                             own->visible.last + 1 - j->key0};
     if (m->score.fn && visible.first < visible.last) kfi_cpu_attention_score_row(j, row, need, s);
+    if (own->bits) j->f->hide(s, need, own->bits);
     j->f->row(s, need, visible, &j->room, row);
     if (m->rng)
         j->f->drop(s, need, m->rng,
@@ -258,6 +261,8 @@ KFI_HOST void kfi_cpu_attention_rows_of(kfi_cpu_attention_job *j, kf_i64 row0, i
         if (own.last > last) last = own.last;
     }
     for (j->key0 = first / j->p.keys * j->p.keys; j->key0 <= last; j->key0 += j->p.keys) {
+        j->keys = kfi_cpu_gemm_least(m->keys - j->key0, j->p.keys);
+        if (m->sparse && !kfi_cpu_attention_listed(m, j->room.row, j->rows, j->key0)) continue;
         kfi_cpu_attention_begin(j);
         for (kf_i64 row = 0; row < j->rows; row += j->p.lanes.rows) kfi_cpu_attention_strip(j, row);
     }
@@ -363,6 +368,8 @@ KFI_HOST void kfi_cpu_attention_run(const kfi_cpu_attention *m, void *workspace)
                                                  m->keys, m->dim, m->dim_v, lanes.unit)
                  : kfi_cpu_attention_make_plan(batch, m->heads, m->group, m->queries, m->keys,
                                                m->dim, m->dim_v, lanes.unit);
+    if (m->sparse)
+        kfi_cpu_attention_limit_keys(&call.p, m->sparse->block, batch, m->keys, lanes.unit);
     kfi_cpu_attention_panels(&call.p, &lanes, m->dim);
     call.workspace =
         (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);

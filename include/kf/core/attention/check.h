@@ -21,6 +21,9 @@ enum {
     KFI_ATTENTION_SINK = 'i',       /* [heads]: a score without a value */
     KFI_ATTENTION_OF_QUERIES = 'u', /* [batch + 1]: bounds of packed sequences in q */
     KFI_ATTENTION_OF_KEYS = 'w',    /* and in k */
+    KFI_ATTENTION_LISTS = 'b',      /* [batch, heads, blocks of queries + 1]: bounds of lists */
+    KFI_ATTENTION_LISTED = 'c',     /* [listed, 2]: a block of keys, and its mask or -1 */
+    KFI_ATTENTION_MASKS = 'd',      /* [masks, block, block / 32]: bits of queries and keys */
     KFI_ATTENTION_LSE = 'l',        /* [batch, heads, queries], as the next two */
     KFI_ATTENTION_ROW_MAX = 'm',    /* see core/attention/args.cuh */
     KFI_ATTENTION_LOG_SUM = 's',
@@ -46,6 +49,7 @@ typedef struct {
     /* Position of the call's first query, key and head in the whole tensors, and their sizes. */
     kf_i64 query_base, key_base, head_base, queries_total, keys_total, heads_total;
     kf_i64 max_query, max_key;       /* extents of packed scores */
+    kf_i64 block, listed, masks;     /* lists of blocks of keys */
     int packed;                      /* whether sequences are packed along the rows */
     kfi_attention_bound first, last; /* visible keys of query i, both included */
 } kfi_attention_plan;
@@ -75,6 +79,7 @@ KFI_ONCE kfi_attention_plan kfi_attention_plan_of(const int64_t *s)
     p.keys_total = s[11] ? s[11] : p.key_base + p.keys;
     p.heads_total = s[12] ? s[12] : p.head_base + p.heads;
     p.max_query = s[13], p.max_key = s[14];
+    p.block = s[15], p.listed = s[16], p.masks = s[17];
     p.packed = 0;
     kfi_zero(&p.first, sizeof p.first);
     kfi_zero(&p.last, sizeof p.last);
@@ -146,6 +151,14 @@ KFI_ONCE kf_result_t kfi_attention_check_packed(const kfi_name *name, const kfi_
     return KF_SUCCESS;
 }
 
+/* Checks the size of the blocks of lists. */
+KFI_ONCE kf_result_t kfi_attention_check_lists(const kfi_name *name, const kfi_attention_plan *p)
+{
+    if (p->block == 64 || p->block == 128) return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_INVALID_SIZE, name, "block_size", "is %lld, expected 64 or 128",
+                    (long long)p->block);
+}
+
 /* Numbers the weights for dropout: sets the steps to the next batch, query and head, and the number
  * of the call's first weight. Weights are [batch, heads, queries, keys] of the whole tensors; those
  * of packed sequences [heads, queries, keys] of all rows. */
@@ -184,6 +197,12 @@ KFI_ONCE kfi_levels kfi_attention_levels(const kfi_attention_plan *p, char of)
         l.size[0] = keys ? p->kv_heads : p->heads;
         l.size[1] = keys ? p->keys : p->queries;
         l.words = p->packed ? "_head ." : "_head . _batch";
+    } else if (letter == KFI_ATTENTION_LISTS) {
+        l.line = (p->queries + p->block - 1) / p->block + 1;
+        l.size[0] = p->heads, l.size[1] = p->batch;
+        l.words = "_head _batch";
+        l.count = 2;
+        return l;
     } else {
         return l;
     }
@@ -217,6 +236,8 @@ KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_argumen
     if (code == KF_SUCCESS)
         code = kfi_attention_inside(name, "heads_total", p->head_base, p->heads, p->heads_total);
     if (code == KF_SUCCESS && p->packed) code = kfi_attention_check_packed(name, p);
+    if (code == KF_SUCCESS && strchr(shapes, KFI_ATTENTION_LISTS))
+        code = kfi_attention_check_lists(name, p);
     for (int i = 0; i < KFI_MAX_TENSORS; ++i) elements[i] = 1;
     for (int i = 0; code == KF_SUCCESS && shapes[i]; ++i) {
         levels[i] = kfi_attention_levels(p, shapes[i]);
@@ -226,8 +247,12 @@ KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_argumen
         code = kfi_check_stride(name, arguments, given, &levels[i], all, i);
         const kf_i64 *const apart = all->of[i].apart;
         const int scores = kfi_attention_shaped_as(shapes[i]) == KFI_ATTENTION_SCORES;
-        steps[i].head = apart[scores], steps[i].row = apart[!scores];
-        steps[i].batch = levels[i].count > 2 ? apart[2] : 0;
+        if (shapes[i] == KFI_ATTENTION_LISTS) {
+            steps[i].head = apart[0], steps[i].row = 1, steps[i].batch = apart[1];
+        } else {
+            steps[i].head = apart[scores], steps[i].row = apart[!scores];
+            steps[i].batch = levels[i].count > 2 ? apart[2] : 0;
+        }
         if (!elements[i]) all->of[i].extent = 0;
     }
     if (code != KF_SUCCESS || !written) return code;

@@ -267,7 +267,8 @@ kfi_attention_exponentials(float *s, kfi_softmax *state,
 {
     constexpr int keys = kfi_attention_tile(tile).keys;
     kfi_score_all<score, keys, keys / 2>(s, loaded, a);
-    kfi_attention_mask<keys / 2>(s, a, b, block, row, block * keys + 2 * ((int)threadIdx.x % 4));
+    kfi_attention_mask<keys / 2>(s, a, b, block, block, row,
+                                 block * keys + 2 * ((int)threadIdx.x % 4));
     return kfi_softmax_block<score, keys>(s, state, a.log2_unit);
 }
 
@@ -380,7 +381,7 @@ KFI_DEVICE void kfi_attention_consume(unsigned base, const char *memory, const v
             kfi_min_i32(kfi_attention_end(all, work), (b.last + 1) * t.keys),
             0,
             0};
-        kfi_attention_store<type, score, t.dim, t.dim_v>(o, state, a, r, partial);
+        kfi_attention_store<type, score, t.dim, t.dim_v>(o, state, a, b, r, partial);
     }
 }
 

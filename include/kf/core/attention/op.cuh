@@ -152,7 +152,7 @@ KF_FN KFI_SMALL void kfi_attention_tensors(kfi_attention *a, const kfi_attention
             a->score.tensors[scores] = p, a->score.strides[scores] = steps[i];
             a->score.paired[scores++] = kfi_attention_paired(op.arguments, i, steps[i]);
             break;
-        default: break; // bounds of packed sequences, gradients
+        default: break; // bounds of packed sequences, lists of blocks, gradients
         }
     }
 }
@@ -175,6 +175,24 @@ KF_FN KFI_SMALL void kfi_attention_sequences(kfi_attention_packed *packed,
     packed->max_key = scores ? (int)kfi_clamp(p.max_key, 0, INT32_MAX) : INT32_MAX;
     packed->first = p.first;
     packed->last = p.last;
+}
+// Sets the lists of blocks of keys. Their bounds are 32-bit numbers.
+KF_FN KFI_SMALL void kfi_attention_lists(kfi_attention_sparse *s, const kfi_attention_op &op,
+                                         const kfi_attention_plan &p,
+                                         const kfi_attention_strides *steps)
+{
+    for (int i = 0; op.shapes[i]; ++i) {
+        const int *const tensor = (const int *)op.arguments.tensors[i];
+        switch (op.shapes[i]) {
+        case KFI_ATTENTION_LISTS: s->offsets = tensor, s->offset_strides = steps[i]; break;
+        case KFI_ATTENTION_LISTED: s->entries = tensor; break;
+        case KFI_ATTENTION_MASKS: s->masks = tensor; break;
+        default: break;
+        }
+    }
+    s->block = (int)p.block;
+    s->listed = (int)kfi_clamp(p.listed, 0, INT32_MAX);
+    s->mask_count = (int)kfi_clamp(p.masks, 0, INT32_MAX);
 }
 KF_FN KFI_SMALL void kfi_attention_sizes(kfi_attention *a, const kfi_attention_plan &p)
 {
@@ -268,10 +286,11 @@ KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, 
     }
     return false;
 }
-// Runs a call. `a` has the score's arguments.
+// Runs a call. `a` has the score's arguments, and begins those of `lists`.
 KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_values &v,
                                     const kfi_attention_plan &p, kfi_attention *a, void *workspace,
-                                    size_t workspace_bytes, cudaStream_t stream)
+                                    size_t workspace_bytes, cudaStream_t stream,
+                                    kfi_attention_sparse *lists = nullptr)
 {
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
@@ -286,6 +305,7 @@ KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_
     if (result != KF_SUCCESS) return result;
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);
+    if (lists) kfi_attention_lists(lists, op, p, steps);
     a->ticket = (int *)workspace;
     const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
     if (small && kfi_attention_run_tensor_cores(op, a, p, stream, &result)) return result;
@@ -303,6 +323,14 @@ KF_FN kf_result_t kfi_attention_run_packed(const kfi_attention_op &op, const kfi
 {
     kfi_attention_sequences(packed, op, p);
     return kfi_attention_run(op, v, p, &packed->a, workspace, workspace_bytes, stream);
+}
+// The same for lists of blocks of keys.
+KF_FN kf_result_t kfi_attention_run_sparse(const kfi_attention_op &op, const kfi_shape_values &v,
+                                           const kfi_attention_plan &p, kfi_attention_sparse *lists,
+                                           void *workspace, size_t workspace_bytes,
+                                           cudaStream_t stream)
+{
+    return kfi_attention_run(op, v, p, &lists->a, workspace, workspace_bytes, stream, lists);
 }
 #endif
 

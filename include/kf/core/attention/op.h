@@ -41,6 +41,15 @@ KFI_ONCE size_t kfi_cpu_attention_packed_workspace(const void *shape, int unit)
     return kfi_workspace(kfi_cpu_attention_packed_bytes(p.batch, p.heads, p.heads / p.kv_heads,
                                                         p.queries, p.keys, p.dim, p.dim_v, unit));
 }
+/* The same for lists of blocks of keys. */
+KFI_ONCE size_t kfi_cpu_attention_sparse_workspace(const void *shape, int unit)
+{
+    if (!shape) return 0;
+    const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
+    if (!kfi_attention_fits(&p) || p.heads == 0 || p.block < KFI_ATTENTION_LEAST_KEYS) return 0;
+    return kfi_workspace(kfi_cpu_attention_sparse_bytes(
+        p.batch, p.heads, p.heads / p.kv_heads, p.queries, p.keys, p.dim, p.dim_v, p.block, unit));
+}
 KFI_ONCE kfi_cpu_attention_strides kfi_cpu_attention_steps(const kfi_attention_strides *s)
 {
     const kfi_cpu_attention_strides found = {s->batch, s->row, s->head};
@@ -64,7 +73,10 @@ KFI_ONCE void kfi_cpu_attention_tensors(kfi_cpu_attention *m, const kfi_cpu_atte
         case KFI_ATTENTION_LOG_SUM: m->log_sum = to; break;
         case KFI_ATTENTION_SINK: m->sink = p; break;
         case KFI_ATTENTION_OF_QUERIES:
-        case KFI_ATTENTION_OF_KEYS: break;
+        case KFI_ATTENTION_OF_KEYS:
+        case KFI_ATTENTION_LISTS:
+        case KFI_ATTENTION_LISTED:
+        case KFI_ATTENTION_MASKS: break;
         case KFI_ATTENTION_SCORES:
         case KFI_ATTENTION_HEADS: {
             kfi_cpu_attention_tensor *const t = &m->score.tensor[m->score.tensors++];
@@ -97,6 +109,25 @@ KFI_ONCE void kfi_cpu_attention_sequences(kfi_cpu_attention_packed *packed,
     packed->max_key = scores ? p->max_key : INT64_MAX;
     packed->first = p->first, packed->last = p->last;
 }
+/* Sets the lists of blocks of keys, if a call has some. lists: memory for them. */
+KFI_ONCE void kfi_cpu_attention_lists(kfi_cpu_attention *m, kfi_cpu_attention_sparse *s,
+                                      const kfi_cpu_attention_op *op, const kfi_attention_plan *p,
+                                      const kfi_attention_strides *steps)
+{
+    m->sparse = strchr(op->shapes, KFI_ATTENTION_LISTS) ? s : NULL;
+    for (int i = 0; op->shapes[i]; ++i) {
+        const int32_t *const tensor = (const int32_t *)op->arguments.tensors[i];
+        switch (op->shapes[i]) {
+        case KFI_ATTENTION_LISTS:
+            s->offsets = tensor, s->steps = kfi_cpu_attention_steps(&steps[i]);
+            break;
+        case KFI_ATTENTION_LISTED: s->entries = tensor; break;
+        case KFI_ATTENTION_MASKS: s->masks = tensor; break;
+        default: break;
+        }
+    }
+    s->block = p->block, s->listed = p->listed, s->mask_count = p->masks;
+}
 /* Sets the sizes and tensors of a call. packed: memory for the bounds of packed sequences. */
 KFI_ONCE void kfi_cpu_attention_set(kfi_cpu_attention *m, const kfi_cpu_attention_op *op,
                                     const kfi_attention_plan *p, const kfi_attention_strides *steps,
@@ -123,6 +154,15 @@ KFI_ONCE kf_result_t kfi_cpu_attention_number(const kfi_name *name, const kfi_at
     if (m->rng->scale_f64 == 1) m->rng = NULL; /* p is 0 */
     return result;
 }
+/* Workspace of a call in bytes. */
+KFI_ONCE size_t kfi_cpu_attention_needs(const kfi_cpu_attention_op *op, const kfi_attention_plan *p,
+                                        const void *shape)
+{
+    if (p->packed) return kfi_cpu_attention_packed_workspace(shape, op->unit);
+    if (strchr(op->shapes, KFI_ATTENTION_LISTS))
+        return kfi_cpu_attention_sparse_workspace(shape, op->unit);
+    return kfi_cpu_attention_workspace(shape, op->unit);
+}
 /* Checks a call and runs it. `m` has the type, the score and dropout's random numbers. */
 KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
                                                 const kfi_shape_values *v,
@@ -133,14 +173,15 @@ KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
     kfi_cpu_attention_packed packed;
+    kfi_cpu_attention_sparse lists;
     kf_result_t result = kfi_attention_check(&op->name, &op->arguments, &op->strides, op->shapes, v,
                                              p, steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&op->name, &op->arguments, &operands, workspace, workspace_bytes,
-                                 p->packed ? kfi_cpu_attention_packed_workspace(shape, op->unit)
-                                           : kfi_cpu_attention_workspace(shape, op->unit));
+                                 kfi_cpu_attention_needs(op, p, shape));
     if (result != KF_SUCCESS) return result;
     kfi_cpu_attention_set(m, op, p, steps, &packed);
+    kfi_cpu_attention_lists(m, &lists, op, p, steps);
     result = kfi_cpu_attention_number(&op->name, p, m);
     if (result == KF_SUCCESS) kfi_cpu_attention_run(m, workspace);
     return result;

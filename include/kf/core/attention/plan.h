@@ -85,6 +85,7 @@ typedef struct {
 } kfi_cpu_attention_type;
 
 typedef struct kfi_cpu_attention_packed kfi_cpu_attention_packed; /* packed.h */
+typedef struct kfi_cpu_attention_sparse kfi_cpu_attention_sparse; /* sparse.h */
 
 /* A call. */
 typedef struct {
@@ -101,6 +102,7 @@ typedef struct {
     kf_i64 queries, keys, dim, dim_v;
     kf_i64 row_batch, row_head; /* distances of batches and heads in lse, row_max and log_sum */
     const kfi_cpu_attention_packed *packed; /* NULL: sequences of one length */
+    const kfi_cpu_attention_sparse *sparse; /* NULL: no lists of blocks of keys */
     kfi_cpu_attention_range range;
     double scale; /* factor of the products, before the score's function */
     kfi_cpu_attention_score score;
@@ -159,7 +161,9 @@ typedef struct {
 /* A row of a job: its indices, and the keys that it sees. */
 typedef struct {
     kf_i64 head, query;
-    kfi_cpu_attention_keys visible;
+    kfi_cpu_attention_keys visible; /* with lists: in the packed block */
+    kf_i64 next, end;               /* entries of the row's list that are not behind it */
+    const int32_t *bits;            /* the keys of the packed block that a list shows; NULL: all */
 } kfi_cpu_attention_row;
 /* Scratch memory of a job. */
 typedef struct {

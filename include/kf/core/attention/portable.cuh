@@ -16,6 +16,7 @@
 #define KF_CORE_ATTENTION_PORTABLE_CUH
 
 #include "kf/core/attention/packed.cuh"
+#include "kf/core/attention/sparse.cuh"
 #include "kf/core/attention/store.cuh"
 #include "kf/core/ptx/hopper.cuh"
 #include "kf/core/ptx/mma.cuh"
@@ -113,13 +114,13 @@ KFI_DEVICE void kfi_attention_fetch(char *to, const kfi_attention_rows &from, in
             kfi_attention_copy_part(at, p, in ? from.dim - 8 * chunk : 0);
     }
 }
-// Loads a block of K or V to its stage if `needed`, and commits.
+// Loads the block of a step of K or V to its stage if `needed`, and commits.
 template <int keys, int dim, int whole>
-KFI_DEVICE void kfi_attention_fetch_block(char *stages, const kfi_attention_rows &from, int block,
-                                          bool needed)
+KFI_DEVICE void kfi_attention_fetch_block(char *stages, const kfi_attention_rows &from, int step,
+                                          int block, bool needed)
 {
     if (needed)
-        kfi_attention_fetch<keys, dim, whole>(stages + block % 2 * (keys * dim * 2), from,
+        kfi_attention_fetch<keys, dim, whole>(stages + step % 2 * (keys * dim * 2), from,
                                               block * keys);
     kfi_fetch_commit();
 }
@@ -170,9 +171,10 @@ KFI_DEVICE void kfi_attention_mma_values(float *o, const unsigned *p, const char
         }
 }
 
-// Runs the kernel for one block of rows. Called by all threads.
-template <int type, int tile, int score, int whole, int drop>
-KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_place &at)
+// Runs the kernel for one block of rows and a range of keys. Called by all threads.
+template <int type, int tile, int score, int whole, int drop, class range>
+KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_place &at,
+                                  const range &b)
 {
     constexpr int dim = kfi_attention_mma_dim(tile), keys = kfi_attention_mma_keys(tile),
                   bytes = keys * dim * 2, in_registers = dim <= 128;
@@ -181,8 +183,6 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_pl
               row = begin + (int)threadIdx.x / 32 * 16 + lane / 4, col = 2 * (lane % 4);
     char *const of_q = kfi_dynamic(), *const of_k = of_q + KFI_ATTENTION_MMA_ROWS * dim * 2,
                 *const of_v = of_k + 2 * bytes;
-    const kfi_attention_blocks b = kfi_attention_blocks_of<keys>(
-        a, begin, kfi_min_i32(begin + KFI_ATTENTION_MMA_ROWS, a.queries) - 1);
     const kfi_attention_rows q_rows = kfi_attention_rows_of(a.q, a.q_strides, head, batch,
                                                             a.queries, a.dim),
                              k_rows = kfi_attention_rows_of(a.k, a.k_strides, head / a.group, batch,
@@ -199,13 +199,15 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_pl
     for (int i = 0; i < dim / 2; ++i) o[i] = 0;
     const bool some = b.last >= b.first;
     if (some) kfi_attention_fetch<KFI_ATTENTION_MMA_ROWS, dim, whole>(of_q, q_rows, begin);
-    kfi_attention_fetch_block<keys, dim, whole>(of_k, k_rows, b.last, some);
-    kfi_attention_fetch_block<keys, dim, whole>(of_v, v_rows, b.last, some);
+    const int last = kfi_attention_block_at(b, b.last);
+    kfi_attention_fetch_block<keys, dim, whole>(of_k, k_rows, b.last, last, some);
+    kfi_attention_fetch_block<keys, dim, whole>(of_v, v_rows, b.last, last, some);
 #pragma unroll 1
     for (int n = b.last; n >= b.first; --n) {
+        const int block = kfi_attention_block_at(b, n), next = kfi_attention_block_at(b, n - 1);
         kfi_fetch_wait<1>(); // this block of K
         __syncthreads();     // for all threads; the next one's stage may be overwritten
-        kfi_attention_fetch_block<keys, dim, whole>(of_k, k_rows, n - 1, n > b.first);
+        kfi_attention_fetch_block<keys, dim, whole>(of_k, k_rows, n - 1, next, n > b.first);
         if constexpr (in_registers) {
             if (n == b.last) {
 #pragma unroll
@@ -213,23 +215,30 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_pl
                     kfi_attention_fragment_q<dim>(q + 4 * k, of_q, k);
             }
         }
-        kfi_score_load(tag, loaded, a, row, n * keys + col, head, batch);
+        kfi_score_load(tag, loaded, a, row, block * keys + col, head, batch);
         kfi_attention_mma_scores<type, dim, keys, in_registers>(s, q, of_q, of_k + n % 2 * bytes);
         kfi_score_all<score, keys, keys / 2>(s, loaded, a);
-        kfi_attention_mask<keys / 2>(s, a, b, n, row, n * keys + col);
+        kfi_attention_mask<keys / 2>(s, a, b, n, block, row, block * keys + col);
         if (kfi_softmax_block<score, keys>(s, &state, a.log2_unit))
             kfi_attention_rescale<dim>(o, state);
-        kfi_attention_drop<drop, keys, 2>(s, rng, a, number, n * keys);
+        kfi_attention_drop<drop, keys, 2>(s, rng, a, number, block * keys);
         kfi_attention_convert<type, keys>(p, s);
         kfi_fetch_wait<1>(); // this block of V
         __syncthreads();     // for all threads, too
-        kfi_attention_fetch_block<keys, dim, whole>(of_v, v_rows, n - 1, n > b.first);
+        kfi_attention_fetch_block<keys, dim, whole>(of_v, v_rows, n - 1, next, n > b.first);
         kfi_attention_mma_values<type, dim, keys>(o, p, of_v + n % 2 * bytes);
     }
     const kfi_attention_row_state r = {
         row, head, batch, b.first * keys, kfi_min_i32(a.keys, (b.last + 1) * keys), 0, 0};
     kfi_attention_store<type, score, dim, dim, whole, drop>(
-        o, state, a, r, some && kfi_attention_partial<keys>(a, b, begin, a.keys));
+        o, state, a, b, r, some && kfi_attention_partial<keys>(a, b, begin, a.keys));
+}
+// Returns the key blocks of rows from `begin` on.
+template <int tile>
+KFI_DEVICE kfi_attention_blocks kfi_attention_mma_blocks(const kfi_attention &a, int begin)
+{
+    return kfi_attention_blocks_of<kfi_attention_mma_keys(tile)>(
+        a, begin, kfi_min_i32(begin + KFI_ATTENTION_MMA_ROWS, a.queries) - 1);
 }
 // The same for packed sequences.
 template <int type, int tile, int score, int whole, int drop>
@@ -241,7 +250,9 @@ KFI_DEVICE void kfi_attention_mma_packed(const kfi_attention_packed &p)
         kfi_attention_find<KFI_ATTENTION_MMA_ROWS>(&s, p, (int)blockIdx.x - head * p.a.row_blocks);
     if (block < 0) return;
     const kfi_attention_place at = {block * KFI_ATTENTION_MMA_ROWS, head, s.index, s.refused};
-    kfi_attention_mma<type, tile, score, whole, drop>(kfi_attention_own(p, s, head, 2), at);
+    const kfi_attention a = kfi_attention_own(p, s, head, 2);
+    kfi_attention_mma<type, tile, score, whole, drop>(a, at,
+                                                      kfi_attention_mma_blocks<tile>(a, at.begin));
 }
 #endif
 
@@ -252,8 +263,9 @@ KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole, drop)
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
     if constexpr (kfi_attention_mma_has(whole, drop)) {
         kfi_begin();
+        const kfi_attention_place at = kfi_attention_place_of<KFI_ATTENTION_MMA_ROWS>(a);
         kfi_attention_mma<type, tile, score, whole, drop>(
-            a, kfi_attention_place_of<KFI_ATTENTION_MMA_ROWS>(a));
+            a, at, kfi_attention_mma_blocks<tile>(a, at.begin));
     }
 #endif
 }
@@ -266,6 +278,19 @@ KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole, drop)
         kfi_begin();
         kfi_attention_mma_packed<type, tile, score, whole, drop>(p);
     }
+#endif
+}
+// Lists of key blocks have kernels for rows at multiples of 16 bytes in code for sm_90a, too.
+template <int type, int tile, int score, int whole, int drop = KFI_NO_DROPOUT>
+KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0, drop)
+    kfk_attention_mma_sparse(const __grid_constant__ kfi_attention_sparse s)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_MMA
+    kfi_begin();
+    kfi_attention_place at = kfi_attention_place_of<KFI_ATTENTION_MMA_ROWS>(s.a);
+    const kfi_attention_list b =
+        kfi_attention_list_of<kfi_attention_mma_keys(tile)>(s, &at, KFI_ATTENTION_MMA_ROWS);
+    kfi_attention_mma<type, tile, score, whole, drop>(s.a, at, b);
 #endif
 }
 

@@ -18,6 +18,7 @@
 #include "kf/core/attention/dropout.cuh"
 #include "kf/core/attention/packed.cuh"
 #include "kf/core/attention/softmax.cuh"
+#include "kf/core/attention/sparse.cuh"
 #include "kf/core/math.cuh"
 #include "kf/core/ptx/mma.cuh"
 
@@ -236,9 +237,17 @@ kfi_attention_simt_block(real *s, real *shared, const kfi_attention_simt_rows_of
     }
 }
 
-// Runs the kernel for one block of rows. Called by all threads.
-template <int type, int tile, int score, int drop>
-KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_place &at)
+// Returns the key blocks of `rows` rows from `begin` on.
+template <int rows>
+KFI_DEVICE kfi_attention_blocks kfi_attention_simt_blocks(const kfi_attention &a, int begin)
+{
+    return kfi_attention_blocks_of<KFI_ATTENTION_SIMT_KEYS>(
+        a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
+}
+// Runs the kernel for one block of rows and a range of keys. Called by all threads.
+template <int type, int tile, int score, int drop, class range>
+KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_place &at,
+                                   const range &b)
 {
     typedef typename kfi_attention_element<type>::stored stored;
     typedef typename kfi_attention_element<type>::real real;
@@ -258,8 +267,6 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
             kfi_attention_simt_view<stored>(a.k, a.k_strides, head / a.group, batch, a.keys, a.dim),
         v_rows = kfi_attention_simt_view<stored>(a.v, a.v_strides, head / a.group, batch, a.keys,
                                                  a.dim_v);
-    const kfi_attention_blocks b =
-        kfi_attention_blocks_of<keys>(a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
     const real sink = kfi_score_sink<real>(kfi_tag<score>(), a, head),
                first = at.refused                                 ? real(kfi_attention_nan())
                        : sink != kfi_minus_infinity() && col == 0 ? real(1)
@@ -269,25 +276,27 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
     real o[dim_v / 2], s[keys / 2];
     const kfi_rng rng = kfi_attention_rng<drop>(a);
     const kf_i64 number = kfi_attention_number(a, row, head, batch);
-    const bool skips = score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a);
+    const bool skips =
+        score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a) || kfi_attention_hides(b);
 #pragma unroll
     for (int i = 0; i < dim_v / 2; ++i) o[i] = 0;
 #pragma unroll 1
     for (int n = b.last; n >= b.first; --n) {
-        const bool masked = n > b.last_whole || n < b.first_whole;
+        const int block = kfi_attention_block_at(b, n);
+        const bool masked = kfi_attention_is_masked(b, block);
         int visible[2][2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            visible[h][0] = kfi_attention_first_key(a, row + 8 * h) - n * keys;
-            visible[h][1] = kfi_attention_last_key(a, row + 8 * h) - n * keys;
+            visible[h][0] = kfi_attention_first_key(a, row + 8 * h) - block * keys;
+            visible[h][1] = kfi_attention_last_key(a, row + 8 * h) - block * keys;
         }
-        kfi_score_load(kfi_tag<score>(), loaded, a, row, n * keys + col, head, batch);
-        kfi_attention_simt_block<per_thread>(s, shared, q_rows, begin, k_rows, n * keys);
+        kfi_score_load(kfi_tag<score>(), loaded, a, row, block * keys + col, head, batch);
+        kfi_attention_simt_block<per_thread>(s, shared, q_rows, begin, k_rows, block * keys);
         kfi_score_all<score, keys, keys / 2>(s, loaded, a);
-        kfi_attention_mask<keys / 2>(s, a, b, n, row, n * keys + col);
+        kfi_attention_mask<keys / 2>(s, a, b, n, block, row, block * keys + col);
         kfi_attention_simt_softmax<per_thread>(s, &state,
                                                sizeof(real) == 8 ? (real)a.unit_f64 : a.unit);
-        kfi_attention_drop<drop, keys, per_thread>(s, rng, a, number, n * keys);
+        kfi_attention_drop<drop, keys, per_thread>(s, rng, a, number, block * keys);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < keys / 2; ++i)
@@ -299,7 +308,7 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
         for (int c = 0; c < dim_v; c += KFI_ATTENTION_SIMT_COLS) {
             __syncthreads();
             kfi_attention_simt_load<keys, KFI_ATTENTION_SIMT_COLS, KFI_ATTENTION_SIMT_COLS>(
-                of_v, v_rows.p, v_rows.step, n * keys, a.keys, c, a.dim_v);
+                of_v, v_rows.p, v_rows.step, block * keys, a.keys, c, a.dim_v);
             __syncthreads();
             kfi_attention_simt_values<per_thread, p_pitch>(o + c / 2, of_p, of_v, masked, visible,
                                                            skips);
@@ -318,7 +327,9 @@ KFI_DEVICE void kfi_attention_simt_packed(const kfi_attention_packed &p)
     const int block = kfi_attention_find<rows>(&s, p, (int)blockIdx.x - head * p.a.row_blocks);
     if (block < 0) return;
     const kfi_attention_place at = {block * rows, head, s.index, s.refused};
-    kfi_attention_simt<type, tile, score, drop>(kfi_attention_own(p, s, head, bytes), at);
+    const kfi_attention a = kfi_attention_own(p, s, head, bytes);
+    kfi_attention_simt<type, tile, score, drop>(a, at,
+                                                kfi_attention_simt_blocks<rows>(a, at.begin));
 }
 #endif
 
@@ -340,8 +351,10 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SI
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_simt_has(type, tile)) {
         kfi_begin();
-        kfi_attention_simt<type, tile, score, drop>(
-            a, kfi_attention_place_of<kfi_attention_simt_rows(type, tile)>(a));
+        constexpr int rows = kfi_attention_simt_rows(type, tile);
+        const kfi_attention_place at = kfi_attention_place_of<rows>(a);
+        kfi_attention_simt<type, tile, score, drop>(a, at,
+                                                    kfi_attention_simt_blocks<rows>(a, at.begin));
     }
 #endif
 }
@@ -354,6 +367,21 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SI
     if constexpr (kfi_attention_simt_has(type, tile)) {
         kfi_begin();
         kfi_attention_simt_packed<type, tile, score, drop>(p);
+    }
+#endif
+}
+template <int type, int tile, int score, int drop = KFI_NO_DROPOUT>
+KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
+                           tile == 2 || type == KFI_OF_F64 ? 2 : 3)
+    kfk_attention_simt_sparse(const __grid_constant__ kfi_attention_sparse s)
+{
+#ifdef KFI_DEVICE_PASS
+    if constexpr (kfi_attention_simt_has(type, tile)) {
+        constexpr int rows = kfi_attention_simt_rows(type, tile);
+        kfi_begin();
+        kfi_attention_place at = kfi_attention_place_of<rows>(s.a);
+        const kfi_attention_list b = kfi_attention_list_of<KFI_ATTENTION_SIMT_KEYS>(s, &at, rows);
+        kfi_attention_simt<type, tile, score, drop>(s.a, at, b);
     }
 #endif
 }

@@ -31,10 +31,11 @@ KFI_DEVICE kfi_softmax kfi_softmax_init(const kfi_attention &a, int head, bool r
     return s;
 }
 
-// Sets scores of invisible keys to -inf. key: the thread's first key of the block.
+// Sets scores of invisible keys to -inf. block: the key block of a step, `key` the thread's first
+// key of it.
 template <int n, class real>
 KFI_DEVICE void kfi_attention_mask(real *s, const kfi_attention &a, const kfi_attention_blocks &b,
-                                   int block, int row, int key)
+                                   int, int block, int row, int key)
 {
     if (block > b.last_whole) {
         const int most0 = kfi_attention_last_key(a, row) - key,

@@ -27,6 +27,8 @@ typedef struct {
     /* Sets a row's maximum and sum: of no key, or of the sink, a value of the accumulators' type.
      */
     void (*start)(kfi_cpu_attention_room *room, kf_i64 row, const void *sink);
+    /* Sets the scores of keys whose bit is 0 to -inf. */
+    void (*hide)(void *s, kfi_cpu_attention_keys need, const int32_t *bits);
     /* Turns scores into exp(score - maximum), 0 outside `own` [first, last); sets the row's
        maximum, sum and factor. */
     void (*row)(void *s, kfi_cpu_attention_keys need, kfi_cpu_attention_keys own,

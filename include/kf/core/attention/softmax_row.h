@@ -73,6 +73,13 @@ KFI_ATTENTION_FUNCTION void KFI_ATTENTION(fill)(KFI_REAL *s, kf_i64 begin, kf_i6
 {
     for (kf_i64 i = begin; i < end; ++i) s[i] = v;
 }
+KFI_ATTENTION_FUNCTION void KFI_ATTENTION(hide)(void *scores, kfi_cpu_attention_keys need,
+                                                const int32_t *bits)
+{
+    KFI_REAL *const s = (KFI_REAL *)scores;
+    for (kf_i64 i = need.first; i < need.last; ++i)
+        if (!((uint32_t)bits[i / 32] >> i % 32 & 1)) s[i] = -(KFI_REAL)INFINITY;
+}
 KFI_ATTENTION_FUNCTION void KFI_ATTENTION(row)(void *scores, kfi_cpu_attention_keys need,
                                                kfi_cpu_attention_keys own,
                                                const kfi_cpu_attention_room *room, kf_i64 row)
@@ -158,8 +165,9 @@ KFI_ATTENTION_FUNCTION void KFI_ATTENTION(finish)(void *out, const kfi_cpu_atten
 KFI_HOST const kfi_cpu_attention_softmax *KFI_ATTENTION(softmax)(void)
 {
     static const kfi_cpu_attention_softmax found = {
-        KFI_ATTENTION(multiply), KFI_ATTENTION(start),  KFI_ATTENTION(row), KFI_ATTENTION(drop),
-        KFI_ATTENTION(rescale),  KFI_ATTENTION(finite), KFI_ATTENTION(add), KFI_ATTENTION(finish)};
+        KFI_ATTENTION(multiply), KFI_ATTENTION(start), KFI_ATTENTION(hide),
+        KFI_ATTENTION(row),      KFI_ATTENTION(drop),  KFI_ATTENTION(rescale),
+        KFI_ATTENTION(finite),   KFI_ATTENTION(add),   KFI_ATTENTION(finish)};
     return &found;
 }
 

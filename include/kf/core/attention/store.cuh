@@ -10,7 +10,7 @@
 #define KF_CORE_ATTENTION_STORE_CUH
 
 #include "kf/core/attention/dropout.cuh"
-#include "kf/core/attention/softmax.cuh"
+#include "kf/core/attention/sparse.cuh"
 
 #ifdef KFI_DEVICE_PASS
 
@@ -33,7 +33,8 @@ struct kfi_attention_row_state {
 
 // Returns whether a loaded key that the row does not see has a value that is not finite.
 template <int type>
-KFI_DEVICE bool kfi_attention_reached(const kfi_attention &a, const kfi_attention_row_state &r)
+KFI_DEVICE bool kfi_attention_reached(const kfi_attention &a, const kfi_attention_blocks &,
+                                      const kfi_attention_row_state &r)
 {
     const int lane = (int)threadIdx.x % 32,
               first = kfi_max_i32(0, kfi_attention_first_key(a, r.row)),
@@ -49,6 +50,14 @@ KFI_DEVICE bool kfi_attention_reached(const kfi_attention &a, const kfi_attentio
                 __fmaf_rn(kfi_attention_number<type>(v + key * a.v_strides.row * 2, i), 0.0f, bad);
     }
     return __any_sync(0xffffffffu, bad != bad);
+}
+
+// A list hides keys one by one.
+template <int type>
+KFI_DEVICE bool kfi_attention_reached(const kfi_attention &, const kfi_attention_list &,
+                                      const kfi_attention_row_state &)
+{
+    return true;
 }
 
 // Product of the row with a key, in all lanes.
@@ -73,11 +82,12 @@ template <int drop> KFI_DEVICE float kfi_attention_inverse(const kfi_attention &
     return drop >= 0 ? inverse * a.drop.rng.scale : inverse;
 }
 // Computes and stores a row over its visible keys, by all lanes of a warp.
-template <int type, int score, int dim, int dim_v, int drop>
-KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attention_row_state &r)
+template <int type, int score, int dim, int dim_v, int drop, class range>
+KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const range &b,
+                                        const kfi_attention_row_state &r)
 {
     const kfi_rng rng = kfi_attention_rng<drop>(a);
-    const int lane = (int)threadIdx.x % 32, last = kfi_attention_last_key(a, r.row);
+    const int lane = (int)threadIdx.x % 32;
     const char *const q = kfi_attention_row(a.q, a.q_strides, r.row, r.head, r.batch, 2);
     const char *k = kfi_attention_row(a.k, a.k_strides, 0, r.head / a.group, r.batch, 2);
     const char *v = kfi_attention_row(a.v, a.v_strides, 0, r.head / a.group, r.batch, 2);
@@ -88,8 +98,11 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
 #pragma unroll
     for (int i = 0; i < dim_v / 32; ++i) sums[i] = 0;
     const float shift = r.reference == kfi_minus_infinity() ? 0.0f : r.reference * a.log2_unit;
+    const kfi_attention_positions keys = kfi_attention_positions_of(a, b, r.row);
 #pragma unroll 1
-    for (int key = kfi_max_i32(0, kfi_attention_first_key(a, r.row)); key <= last; ++key) {
+    for (int i = keys.begin; i <= keys.end; ++i) {
+        if (!kfi_attention_sees(a, b, r.row, i)) continue;
+        const int key = kfi_attention_key_at(b, i);
         float s[1] = {kfi_attention_dot<type, dim / 32>(own, k + key * a.k_strides.row * 2, a.dim)};
         kfi_score_block<score, 8> block;
         kfi_score_load(kfi_tag<score>(), block, a, r.row, key, r.head, r.batch);
@@ -102,14 +115,14 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
             kfi_attention_pack<type>(kfi_ex2_ftz(__fmaf_rn(s[0], a.log2_unit, -shift)), 0.0f);
         const float p = kfi_attention_number<type>((const char *)&packed, 0);
 #pragma unroll
-        for (int i = 0; i < dim_v / 32; ++i)
-            if (lane + 32 * i < a.dim_v)
-                sums[i] = __fmaf_rn(
-                    p, kfi_attention_number<type>(v + key * a.v_strides.row * 2, lane + 32 * i),
-                    sums[i]);
+        for (int c = 0; c < dim_v / 32; ++c)
+            if (lane + 32 * c < a.dim_v)
+                sums[c] = __fmaf_rn(
+                    p, kfi_attention_number<type>(v + key * a.v_strides.row * 2, lane + 32 * c),
+                    sums[c]);
         bool open = false; // a column that is not NaN yet
 #pragma unroll
-        for (int i = 0; i < dim_v / 32; ++i) open |= lane + 32 * i < a.dim_v && sums[i] == sums[i];
+        for (int c = 0; c < dim_v / 32; ++c) open |= lane + 32 * c < a.dim_v && sums[c] == sums[c];
         if (!__any_sync(0xffffffffu, open)) break;
     }
     char *const out = (char *)kfi_attention_row(a.out, a.out_strides, r.row, r.head, r.batch, 2);
@@ -123,9 +136,10 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
 
 // Recomputes those of the warp's 8 rows of half h that a masked value reached. Returns whether the
 // thread's row is stored already.
-template <int type, int score, int dim, int dim_v, int drop>
+template <int type, int score, int dim, int dim_v, int drop, class range>
 KFI_DEVICE bool kfi_attention_mend(const float *o, int h, float sum, float reference,
-                                   const kfi_attention &a, kfi_attention_row_state r)
+                                   const kfi_attention &a, const range &b,
+                                   kfi_attention_row_state r)
 {
     float bad = 0;
 #pragma unroll
@@ -142,9 +156,9 @@ KFI_DEVICE bool kfi_attention_mend(const float *o, int h, float sum, float refer
         r.sum = __shfl_sync(0xffffffffu, sum, from);
         r.reference = __shfl_sync(0xffffffffu, reference, from);
         if (score == KFI_SCORE_PLAIN && !kfi_attention_drops<drop>(a) &&
-            !kfi_attention_reached<type>(a, r))
+            !kfi_attention_reached<type>(a, b, r))
             continue;
-        kfi_attention_recompute<type, score, dim, dim_v, drop>(a, r);
+        kfi_attention_recompute<type, score, dim, dim_v, drop>(a, b, r);
         stored = stored || r.row == row;
     }
     return stored;
@@ -193,9 +207,11 @@ KFI_DEVICE void kfi_attention_store_half(char *to, const float *o, int h, float 
 // Normalises and stores a warp's rows. r.row: the thread's first row. partial: masked values may
 // have reached rows (kfi_attention_partial). whole: rows of out begin and end at multiples of 16
 // bytes.
-template <int type, int score, int dim, int dim_v, int whole = 1, int drop = KFI_NO_DROPOUT>
+template <int type, int score, int dim, int dim_v, int whole = 1, int drop = KFI_NO_DROPOUT,
+          class range>
 KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
-                                    const kfi_attention &a, kfi_attention_row_state r, bool partial)
+                                    const kfi_attention &a, const range &b,
+                                    kfi_attention_row_state r, bool partial)
 {
     const int col = 8 * ((int)threadIdx.x % 4);
 #pragma unroll
@@ -211,7 +227,7 @@ KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
             kfi_attention_store_statistics(a, kfi_attention_row_index(a, own.row, r.head, r.batch),
                                            state.reference[h], sum);
         if ((partial || score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a)) &&
-            kfi_attention_mend<type, score, dim, dim_v, drop>(o, h, sum, state.reference[h], a,
+            kfi_attention_mend<type, score, dim, dim_v, drop>(o, h, sum, state.reference[h], a, b,
                                                               own))
             in = false;
         char *const to =
