@@ -43,6 +43,8 @@ class Pool:
 
     def _shaped(self, shape, dtype, how, case):
         """Draws tensors whose values depend on the shape."""
+        if callable(how):
+            return torch.as_tensor(how(case), dtype=dtype, device=self.device)
         if how == "words":
             return torch.randint(
                 case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype

@@ -6,7 +6,8 @@
                In float64 its values and autograd's gradients are the reference for kf's results.
     BACKWARD   all gradients in closed form, for torch.compile to fuse into one kernel
     GRADIENT   float64 gradients from the backward's inputs, if those of the formula cancel
-    DRAW       {op: {argument: how it is drawn}}, if not from N(0, 1)
+    DRAW       {op: {argument: how it is drawn}}, if not from N(0, 1): a word, or a function of
+               the case
     ONE_PASS   {op: inputs whose gradients it returns}, for ops that compute forward and backward
     EACH       values per row, from the sizes, if more than the tensors' rows show
     OUT        PyTorch functions that write into given tensors: (op, bwd) -> call without arguments

@@ -39,4 +39,37 @@ FORWARD = {
     "bias_attention": lambda act, t, s, drop: _attention(t, s, t["bias"]),
     "mask_attention": lambda act, t, s, drop: _attention(t, s, t["mask"].to(torch.bool)),
 }
+
+
+def _sizes(case):
+    """Returns (blocks of queries, blocks of a list): all lists have the same length."""
+    n = dict(zip(case.f["sizes"], case.sizes))
+    rows = -(-n["queries"] // n["block_size"])
+    return n, rows, n["listed_blocks"] // rows
+
+
+def _offsets(case):
+    """Lists of all batches and heads in common."""
+    n, rows, each = _sizes(case)
+    return (torch.arange(rows + 1) * each).expand(n["batch"], n["heads"], -1)
+
+
+def _windows(case):
+    """Blocks up to the diagonal, all keys of each."""
+    n, rows, each = _sizes(case)
+    first = (torch.arange(rows) + 1 - each).clip(0)[:, None]
+    blocks = (first + torch.arange(each)).reshape(-1)
+    return torch.stack((blocks, torch.full_like(blocks, -1)), 1)
+
+
+def _bits(case):
+    n, _, _ = _sizes(case)
+    return torch.full((n["partial_blocks"], n["block_size"], n["block_size"] // 32), -1)
+
+
 DRAW = {op: {"mask": "seen"} for op in ("mask_attention", "mask_attention_dropout")}
+DRAW["block_sparse_attention"] = {
+    "block_offsets": _offsets,
+    "key_blocks": _windows,
+    "block_masks": _bits,
+}
