@@ -4,7 +4,7 @@
 - indices in int32: converted to int64
 - positions of one sequence, or [1, rows]: repeated for every sequence of the batch
 - masks that broadcast: rows of the scores are grouped by the row of the mask that they share
-- masks and biases of attention that broadcast: views with a distance of 0
+- masks, biases and lists of attention that broadcast: views with a distance of 0
 - masks of another floating-point dtype than the scores: rounded to theirs
 - dtype of a reduction: its tensors are converted first, as PyTorch does
 """
@@ -20,6 +20,7 @@ from kernel_fusion._table import Op, Tensor
 
 JAX = "jax.numpy"
 SCORE = "score"  # kind of a mask or bias with a number per score that a kernel computes
+SPREAD = (SCORE, "block_offsets")  # kinds of tensors that batches and heads may share
 SHARED = "shared"  # kind of a mask [batch, queries, keys] beside scores [batch, heads, ...]
 # Largest finite number of the dtypes to which a mask may be rounded.
 LARGEST = {"float16": 65504.0, "bfloat16": 255 * 2.0**120}
@@ -212,7 +213,7 @@ def rows_of(x: tuple[Any, ...], mask: tuple[Any, ...]) -> Rows | None:
 
 
 def _scores(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
-    scores = [t for t in op.forward.inputs if t.kind == SCORE]
+    scores = [t for t in op.forward.inputs if t.kind in SPREAD]
     first = op.forward.inputs[0].name
 
     def convert(given: Mapping[str, Any]) -> Any:
@@ -234,9 +235,9 @@ def _scores(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
 
 
 def spread(op: Op, t: Tensor, shapes: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """Returns the shape to which a mask or bias broadcasts, by the sizes of the other tensors.
+    """Returns the shape to which a tensor broadcasts, by the sizes of the other tensors.
 
-    Sizes that no other tensor has are the mask's own. Returns None if the kernel takes it as it is,
+    Sizes that no other tensor has are the tensor's own. Returns None if the kernel takes it as it is,
     if it does not broadcast, or if a size is not known.
     """
     own = shapes[t.name]

@@ -9,6 +9,7 @@ from typing import Any
 from kernel_fusion import (
     _adapted,
     _arguments,
+    _block_masks,
     _dispatch,
     _flash,
     _multihead,
@@ -274,14 +275,14 @@ _OWN: tuple[Callable[..., Any], ...] = (
     fused_linear_activation,
     matmul,
 )
-_EVERY = (*_OWN, *_multihead.FUNCTIONS, *_flash.FUNCTIONS)
+_EVERY = (*_OWN, *_multihead.FUNCTIONS, *_flash.FUNCTIONS, *_block_masks.FUNCTIONS)
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _EVERY}
 
 
 def over(namespace: Any) -> dict[str, Callable[..., Any]]:
     """Returns the functions over the ops of another module than kf.ops."""
     found: dict[str, Callable[..., Any]] = {}
-    for module in (sys.modules[__name__], _multihead, _flash):
+    for module in (sys.modules[__name__], _multihead, _flash, _block_masks):
         found |= rebound(module, namespace)
     return {name: found[name] for name in FUNCTIONS}
 
@@ -306,6 +307,7 @@ STUBS = (
     "def matmul(a: A, b: A, *, alpha: float = 1.0) -> A: ...",
     *_multihead.STUBS,
     *_flash.STUBS,
+    *_block_masks.STUBS,
     "def prelu_bias(x: A, weight: A | None = None, bias: A | None = None, *, alpha: A | None = "
     "None, out: A | None = None) -> A: ...",
     *(

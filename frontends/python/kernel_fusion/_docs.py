@@ -73,7 +73,7 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
         outside = "; out of range: " * bool(t.below)
         outside += ("NaN" if jax else "IndexError on the CPU, else NaN") * bool(t.below)
-        shape = f"{'broadcasts to ' * (t.kind == _adapted.SCORE)}{_shape(op, t)}"
+        shape = f"{'broadcasts to ' * (t.kind in _adapted.SPREAD)}{_shape(op, t)}"
         lines.append(f"    {t.name}: {shape}, {_dtype(op, t)}{absent}{outside}{_next(t)}")
     padding = {name: of for name, of, _ in _rows.padding(op)}
     lines += [

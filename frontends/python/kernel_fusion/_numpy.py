@@ -206,6 +206,10 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         bounds, packed = (given[names.index(n)] for n in (name, of))
         if bounds is not None and packed is not None:
             _rows.check_offsets(where, name, bounds, of, packed.shape[0])
+    if listed := _rows.lists(forward):
+        lists = [given[names.index(n)] for n in listed]
+        if all(x is not None for x in lists):
+            _rows.check_lists(where, listed, lists[:2], lists[2].shape, lists[3].shape)
     plan = fold.planned(plan) if fold else plan
     # The caller's own arrays are summed in their dtype.
     wide = plan if arguments.out is not None else _plan.summed(op, forward, activation, False, plan)

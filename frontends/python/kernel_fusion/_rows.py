@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices of rows: positions that a caller leaves out, labels and indices out of range, and offsets
-of packed sequences."""
+"""Indices of rows: positions that a caller leaves out, labels and indices out of range, offsets of
+packed sequences, and lists of blocks."""
 
 from typing import Any
 
@@ -106,4 +106,74 @@ def check_offsets(where: str, name: str, found: Any, of: str, rows: int) -> None
     if found[-1] > rows:
         raise ValueError(
             f"{where}: {name} ends with {found[-1]}, expected at most {rows}, the rows of {of}"
+        )
+
+
+LISTS = ("block_offsets", "key_blocks", "block_masks", "key")  # kinds of lists of blocks, and of k
+
+
+def lists(call: Call) -> tuple[str, ...]:
+    """Inputs of the kinds LISTS; empty if there are none."""
+    by_kind = {t.kind: t.name for t in call.inputs}
+    return tuple(by_kind[kind] for kind in LISTS) if by_kind.keys() >= set(LISTS) else ()
+
+
+def check_lists(where: str, names: tuple[str, ...], found: Any, masks: Any, key: Any) -> None:
+    """Refuses lists whose bounds descend or lie outside, and blocks that are outside of the keys or
+    of the masks or do not ascend. The plan refuses other shapes.
+
+    Args:
+        names: those of LISTS.
+        found: arrays of the bounds and of the blocks.
+        masks, key: shapes of the masks and of k.
+    """
+    bounds, blocks = found
+    if bounds.ndim != 3 or blocks.ndim != 2 or len(masks) != 3 or len(key) != 4:
+        return
+    if 2 != blocks.shape[1] or not masks[1]:
+        return
+    _check_bounds(where, names, bounds, len(blocks))
+    for column, least, most, of in (
+        (0, 0, -(-key[1] // masks[1]) - 1, f"the last block of {names[3]}"),
+        (1, -1, masks[0] - 1, f"the last of {names[2]}"),
+    ):
+        number = blocks[:, column]
+        wrong = (number < least) | (number > most)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise ValueError(
+                f"{where}: {names[1]} is {number[at]} at {(at, column)}, expected {least} to "
+                f"{most}, {of}"
+            )
+    stays = (blocks[1:, 0] <= blocks[:-1, 0]).cumsum()  # counts pairs up to each
+    first, last = bounds[..., :-1].reshape(-1), bounds[..., 1:].reshape(-1) - 1
+    if not len(stays):
+        return
+    several = last > first
+    before = stays[first[several] - 1] * (first[several] > 0)
+    wrong = stays[last[several] - 1] > before
+    if wrong.any():
+        at = first[several][int(wrong.argmax())]
+        raise ValueError(
+            f"{where}: {names[1]} does not ascend in the list that begins at {at}, expected each "
+            f"block once, in order"
+        )
+
+
+def _check_bounds(where: str, names: tuple[str, ...], bounds: Any, listed: int) -> None:
+    """Refuses bounds of lists that descend or lie outside of the blocks."""
+    descends = bounds[..., 1:] < bounds[..., :-1]
+    outside = (bounds < 0) | (bounds > listed)
+    if descends.any() or outside.any():
+        import numpy as np  # the package's build, which imports this module, has no NumPy
+
+        wrong = outside if outside.any() else descends
+        at = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        if outside.any():
+            expected = f"0 to {listed}, the rows of {names[1]}"
+        else:
+            expected = f"at least {bounds[at]}, the bound before it"
+            at = (*at[:2], at[2] + 1)
+        raise ValueError(
+            f"{where}: {names[0]} is {bounds[at]} at {tuple(map(int, at))}, expected {expected}"
         )

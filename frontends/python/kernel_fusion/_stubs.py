@@ -15,6 +15,7 @@ from typing import NamedTuple
 from kernel_fusion import (
     _arguments,
     _axes,
+    _block_masks,
     _classes,
     _composed,
     _dispatch,
@@ -218,7 +219,7 @@ def tensorflow() -> str:
         if prefixed not in _functional.names():
             lines.append(line.replace(f"def {name}(", f"def {prefixed}(", 1))
     lines += [s for s in _composed.STUBS if s.startswith(OF_SEVERAL_OPS)]
-    lines += _flash.STUBS
+    lines += [*_flash.STUBS, *_block_masks.STUBS]
     return HEAD_OF_TENSORFLOW + "\n".join(lines) + "\n"
 
 

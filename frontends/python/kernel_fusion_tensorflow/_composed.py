@@ -4,8 +4,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from kernel_fusion import _block_masks, _flash
 from kernel_fusion import _composed as of_ops
-from kernel_fusion import _flash
 
 from kernel_fusion_tensorflow._attention import scaled_dot_product_attention
 
@@ -63,6 +63,7 @@ _OF_OPS = of_ops.rebound(of_ops, _Ops()) | of_ops.rebound(_flash, _Ops())
 _OWN: tuple[Callable[..., Any], ...] = (gelu, softmax, log_softmax, matmul, prelu_bias)
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _OWN}
 FUNCTIONS |= {f.__name__: _OF_OPS[f.__name__] for f in _flash.FUNCTIONS}
+FUNCTIONS |= {f.__name__: f for f in _block_masks.FUNCTIONS}
 FUNCTIONS[scaled_dot_product_attention.__name__] = scaled_dot_product_attention
 for _f in _OWN:
     _lines = (of_ops.FUNCTIONS[_f.__name__].__doc__ or "").splitlines()

@@ -81,8 +81,8 @@ def _counted(x: Any, after: int) -> Any:
 
 
 def _check_indices(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> None:
-    """Refuses indices out of range and wrong offsets, as kf.ops does, where their values are
-    known.
+    """Refuses indices out of range, wrong offsets and lists of blocks, as kf.ops does, where their
+    values are known.
     """
     ignore = dict(zip((v.name for v in op.forward.integers), arguments.integers))
     for name, of, dimension in _rows.bounded(op.forward):
@@ -96,6 +96,11 @@ def _check_indices(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> No
         offsets, packed = named[name], named[of]
         if hasattr(offsets, "numpy") and packed.shape.rank:
             _rows.check_offsets(arguments.where, name, offsets.numpy(), of, packed.shape[0])
+    if listed := _rows.lists(op.forward):
+        bounds, blocks, masks, key = (named[name] for name in listed)
+        if hasattr(bounds, "numpy") and hasattr(blocks, "numpy"):
+            values = bounds.numpy(), blocks.numpy()
+            _rows.check_lists(arguments.where, listed, values, masks.shape, key.shape)
 
 
 def _integers(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> tuple[int, ...]:

@@ -118,19 +118,26 @@ def _tensors(op: Op, arguments: _arguments.Arguments) -> list[Any]:
     return found
 
 
+def _is_at_hand(x: Any) -> bool:
+    """True if the values of an array can be read: on the CPU and outside of transforms."""
+    known = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    return known and {d.platform for d in x.devices()} == {"cpu"}
+
+
 def _check_offsets(op: Op, where: str, tensors: Sequence[Any]) -> None:
-    """Refuses wrong offsets of packed sequences where their values are at hand, on the CPU."""
+    """Refuses wrong offsets of packed sequences and wrong lists of blocks, where their values are
+    at hand.
+    """
     named = dict(zip((t.name for t in op.forward.inputs), tensors))
     for name, of in _rows.offsets(op.forward):
         found, packed = named[name], named[of]
-        known = isinstance(found, jax.Array) and not isinstance(found, jax.core.Tracer)
-        if (
-            known
-            and packed is not None
-            and packed.ndim
-            and {d.platform for d in found.devices()} == {"cpu"}
-        ):
+        if _is_at_hand(found) and packed is not None and packed.ndim:
             _rows.check_offsets(where, name, np.asarray(found), of, packed.shape[0])
+    if listed := _rows.lists(op.forward):
+        bounds, blocks, masks, key = (named[name] for name in listed)
+        if _is_at_hand(bounds) and _is_at_hand(blocks):
+            values = np.asarray(bounds), np.asarray(blocks)
+            _rows.check_lists(where, listed, values, masks.shape, key.shape)
 
 
 def _module_of(x: Any) -> Any:

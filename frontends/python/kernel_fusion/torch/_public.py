@@ -85,6 +85,17 @@ def check_offsets(where: str, name: str, offsets: Tensor, of: str, packed: Tenso
         _rows.check_offsets(where, name, offsets.numpy(), of, packed.shape[0])
 
 
+def check_lists(
+    where: str, names: tuple[str, ...], bounds: Tensor, blocks: Tensor, masks: Tensor, key: Tensor
+) -> None:
+    """Refuses wrong lists of blocks where their values are at hand. Elsewhere the kernel gives NaN
+    or clamps.
+    """
+    if is_at_hand(bounds) and is_at_hand(blocks):
+        values = bounds.numpy(), blocks.numpy()
+        _rows.check_lists(where, names, values, masks.shape, key.shape)
+
+
 def is_at_hand(index: Tensor) -> bool:
     """True if the values of indices can be read: on the CPU and outside of transforms. The plan
     refuses other dtypes.
@@ -210,6 +221,11 @@ def _text(op: Op, activation: str) -> str:
         lines += [
             "    if not traced:",
             f"        check_offsets(where, '{name}', {name}, '{of}', {of})",
+        ]
+    if listed := _rows.lists(op.forward):
+        lines += [
+            "    if not traced:",
+            f"        check_lists(where, {listed}, {', '.join(listed)})",
         ]
     lines += [
         "    try:",
@@ -405,6 +421,7 @@ def make(
         "flag": _arguments.flag,
         "check_index": check_index,
         "check_offsets": check_offsets,
+        "check_lists": check_lists,
         "Tensor": Tensor,
         "counted": counted,
         "inputs": op.forward.inputs,
