@@ -51,7 +51,9 @@ SHAPE = ShapeStruct(
         option("heads_total", "heads in all; 0: head_base + heads"),
         size("max_query", "packed, with a bias or mask: queries of the longest sequence"),
         size("max_key", "packed, with a bias or mask: keys of the longest sequence"),
-        size("block_size", "lists of blocks: queries, and keys, of a block: 64 or 128"),
+        Field(
+            "block_size", "lists of blocks: queries, and keys, of a block, 64 or 128", default=64
+        ),
         size("listed_blocks", "lists of blocks: blocks in all lists"),
         size("partial_blocks", "lists of blocks: masks of blocks that are seen in part"),
     ),

@@ -79,7 +79,7 @@ KFI_ONCE kfi_attention_plan kfi_attention_plan_of(const int64_t *s)
     p.keys_total = s[11] ? s[11] : p.key_base + p.keys;
     p.heads_total = s[12] ? s[12] : p.head_base + p.heads;
     p.max_query = s[13], p.max_key = s[14];
-    p.block = s[15], p.listed = s[16], p.masks = s[17];
+    p.block = s[15] ? s[15] : 64, p.listed = s[16], p.masks = s[17];
     p.packed = 0;
     kfi_zero(&p.first, sizeof p.first);
     kfi_zero(&p.last, sizeof p.last);
