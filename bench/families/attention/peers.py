@@ -31,12 +31,24 @@ def _dropped(t, s, drop, causal=False):
     return (drop(scores.softmax(-1)) @ v).transpose(1, 2)
 
 
+def _listed(t, s):
+    """Whole blocks of keys, in lists that all batches and heads share."""
+    block, bounds = t["block_masks"].shape[1], t["block_offsets"][0, 0].long()
+    rows, keys = len(bounds) - 1, t["k"].shape[1]
+    row = torch.repeat_interleave(torch.arange(rows, device=bounds.device), bounds.diff())
+    seen = torch.zeros(rows, -(-keys // block), dtype=torch.bool, device=bounds.device)
+    seen[row, t["key_blocks"][:, 0].long()] = True
+    seen = seen.repeat_interleave(block, 0).repeat_interleave(block, 1)
+    return _attention(t, s, seen[: t["q"].shape[1], :keys])
+
+
 FORWARD = {
     "attention": lambda act, t, s, drop: _attention(t, s),
     "causal_attention": lambda act, t, s, drop: _causal(t, s),
     "full_attention_dropout": lambda act, t, s, drop: _dropped(t, s, drop),
     "causal_attention_dropout": lambda act, t, s, drop: _dropped(t, s, drop, causal=True),
     "bias_attention": lambda act, t, s, drop: _attention(t, s, t["bias"]),
+    "block_sparse_attention": lambda act, t, s, drop: _listed(t, s),
     "mask_attention": lambda act, t, s, drop: _attention(t, s, t["mask"].to(torch.bool)),
 }
 

@@ -341,7 +341,8 @@ def lines(kernel, whole=False):
         line = f"{role}  {', '.join(members)}: {dims}{word}{'; ' + note if note else ''}"
         found += _wrapped(line, WIDTH + 3, " " * 7)
     if k.struct:
-        line = f"in  shape: {k.struct.ctype} with {', '.join(k.struct.names)}"
+        used = (name for name in k.struct.names if name in (*k.sizes, *k.options))
+        line = f"in  shape: {k.struct.ctype} with {', '.join(used)}"
         found += _wrapped(line, WIDTH + 3, " " * 7)
     if k.has_workspace:
         found += _wrapped(workspace(k), WIDTH + 3, " " * 7)

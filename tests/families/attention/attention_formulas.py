@@ -4,6 +4,7 @@ tests/support/python/torchops.py."""
 
 import math
 
+import block_lists
 import numpy as np
 
 
@@ -82,6 +83,15 @@ def _softcap(score, t, s):
     return s["softcap"] * (score / s["softcap"]).tanh()
 
 
+def _listed(score, t, s):
+    """Scores of the keys in lists of blocks; others are hidden."""
+    import torch
+
+    lists = (t[kind].numpy() for kind in block_lists.KINDS)
+    seen = block_lists.mask_of(*lists, *score.shape[2:])
+    return score.masked_fill(torch.from_numpy(seen <= 0), -torch.inf)
+
+
 # {op: arguments of its formula}
 DENSE = {
     "attention": {},
@@ -102,3 +112,4 @@ REFERENCES |= {
     f"{'full_attention' if op == 'attention' else op}_dropout": formula(**more, dropout=True)
     for op, more in DENSE.items()
 }
+REFERENCES["block_sparse_attention"] = formula(_listed)
