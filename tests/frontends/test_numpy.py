@@ -487,8 +487,8 @@ def test_every_function_has_a_signature_and_a_docstring(kf):
             assert re.search(r"Returns(:\n| None\.)", function.__doc__)
             assert "TypeError: " in function.__doc__
     assert (
-        len(found) == len(functions) + len(TABLE["aliases"]) + 9
-    )  # call, five functions of _composed.py and three of _flash.py
+        len(found) == len(functions) + len(TABLE["aliases"]) + 10
+    )  # call, five functions of _composed.py, three of _flash.py and one of _block_masks.py
 
 
 def test_a_docstring_says_whether_the_axis_may_be_none(kf):

@@ -237,8 +237,8 @@ def _scores(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
 def spread(op: Op, t: Tensor, shapes: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
     """Returns the shape to which a tensor broadcasts, by the sizes of the other tensors.
 
-    Sizes that no other tensor has are the tensor's own. Returns None if the kernel takes it as it is,
-    if it does not broadcast, or if a size is not known.
+    Sizes that no other tensor has are the tensor's own. Returns None if the kernel takes it as it
+    is, if it does not broadcast, or if a size is not known.
     """
     own = shapes[t.name]
     found: list[Any] = []

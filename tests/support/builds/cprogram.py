@@ -106,7 +106,8 @@ def table(name, functions):
             if extents(f, a) is None:
                 counted[k] = f"elements_{i}_{k}"
                 product = " * ".join(expression(f, extent) for extent in a["extents"])
-                text.append(f"static int64_t {counted[k]}(const int64_t *n) {{ return {product}; }}")
+                text.append(f"static int64_t {counted[k]}(const int64_t *n)")
+                text.append(f"{{\n    return {product};\n}}")
         text.append(f"static const kft_tensor tensors_{i}[] = {{")
         for k, a in enumerate(tensors):
             reads = a["role"] in ("in", "inout")

@@ -61,11 +61,11 @@ mask_ = {name}.sum(own_ * ({blocks}[:, 1, None] + 1), 3)
 bits_ = ({masks}[:, :, :, None] >> {name}.arange(32{device})) & 1
 all_ = {name}.arange(block_size * block_size{device})
 all_ = all_.reshape(1, block_size, block_size) >= 0
-bits_ = {name}.concatenate((all_, bits_.reshape(-1, block_size, block_size) > 0))
+bits_ = {join}((all_, bits_.reshape(-1, block_size, block_size) > 0))
 seen_ = bits_[mask_] & ({name}.sum(own_, 3) > 0)[:, :, :, :, None, None]
+below_, across_ = (rows_ + block_size - 1) // block_size, (keys + block_size - 1) // block_size
 seen_ = seen_.swapaxes(3, 4)
-sizes_ = seen_.shape[2] * block_size, seen_.shape[4] * block_size
-seen_ = seen_.reshape(*seen_.shape[:2], *sizes_)
+seen_ = seen_.reshape(batch, heads, below_ * block_size, across_ * block_size)
 score_ = {name}.where(seen_[:, :, :rows_, :keys], score_, float('-inf'))
 """
 NUMPY = """
@@ -172,6 +172,7 @@ def statements(k, library):
     }
     words |= dict(zip(("offsets", "of_keys"), k.bounds_of_sequences))
     words |= dict(zip(("offsets", "blocks", "masks"), k.names_of_lists))
+    words["join"] = "torch.cat" if torch else "np.concatenate"
     heads = [s.name for s in k.score_inputs if s.kind == "head"]
     printer = Printer(lib, None, k.graph, _axes(k), None)
     printer.run(k.roots[:1])

@@ -76,6 +76,7 @@ KFI_HOST void kfi_cpu_attention_start_row(kfi_cpu_attention_job *j, kf_i64 row)
     own->head = j->kv_head * m->group + (j->row0 + row) / m->queries;
     own->query = (j->row0 + row) % m->queries;
     own->visible = kfi_cpu_attention_visible(m, own->query);
+    own->bits = NULL;
     if (m->sink)
         m->sink_type.widen((const char *)m->sink + own->head * m->sink_type.size, 1, &sink, 1);
     j->f->start(&j->room, row, m->sink ? &sink : NULL);
