@@ -129,10 +129,12 @@ def package():
 CACHE = kflib.ROOT / "build/tests/python/cache"
 
 
-def packaged(kf):
-    """Names of kf.ops except those that a test has loaded into this process by kf.load."""
+def packaged(kf, frontend=None):
+    """Names of a frontend (kf.ops if None) except those that a test has loaded into this process by
+    kf.load.
+    """
     functions = sys.modules["kernel_fusion._table"].functions()
-    return [n for n in dir(kf.ops) if n not in functions or not functions[n][0].own]
+    return [n for n in dir(frontend or kf.ops) if n not in functions or not functions[n][0].own]
 
 
 def use():

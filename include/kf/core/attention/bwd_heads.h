@@ -22,8 +22,8 @@ KFI_INLINE double kfi_cpu_attention_real(const void *p, kf_i64 at, int unit)
 KFI_HOST void kfi_cpu_attention_bwd_store_head(const kfi_cpu_attention_dheads *t, kf_i64 head,
                                                double sum, int unit)
 {
-    const float small = (float)sum;
-    t->narrow(unit == 8 ? (const void *)&sum : (const void *)&small,
+    const float as_float = (float)sum;
+    t->narrow(unit == 8 ? (const void *)&sum : (const void *)&as_float,
               (char *)t->data + head * t->size, 1, 1);
 }
 /* Returns the gradient of the sink by one query: the sink is a score whose value is 0. */

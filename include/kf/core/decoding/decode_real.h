@@ -9,6 +9,8 @@
 #define KFI_DECODE(word) KFI_DECODE_JOIN(word, KFI_DECODE_TYPE)
 #define KFI_REAL KFI_DECODE_REAL
 
+KFI_C_BEGIN
+
 /* sum += x * y over whole KFI_SIMDs, each lane by itself. */
 KFI_INLINE void KFI_DECODE(decode_products)(const KFI_REAL *x, const KFI_REAL *y, kf_i64 count,
                                             KFI_REAL *sum)
@@ -173,6 +175,8 @@ KFI_HOST void KFI_DECODE(decode_fold)(const kfi_cpu_decode *m, kf_i64 unit, kf_i
                                                                 ? most + KFI_DECODE(cpu_log)(total)
                                                                 : (KFI_REAL)NAN;
 }
+
+KFI_C_END
 
 #undef KFI_REAL
 #undef KFI_DECODE
