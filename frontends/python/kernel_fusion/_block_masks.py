@@ -2,6 +2,7 @@
 """Block patterns of boolean masks: the lists that attention over blocks of keys reads."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,13 +71,10 @@ def block_mask_from(mask: Any, block_size: int = 64) -> BlockMask:
     where = "kf.block_mask_from"
     if block_size not in BLOCKS:
         raise ValueError(f"{where}: block_size is {block_size}, expected 64 or 128")
-    if type(mask).__module__.partition(".")[0] == "torch":
-        import torch as xp
-    else:
-        import numpy as xp
-
-        mask = xp.asarray(mask)
-    if mask.dtype != (xp.bool if xp.__name__ == "torch" else bool):
+    of_torch = type(mask).__module__.partition(".")[0] == "torch"
+    xp: Any = importlib.import_module("torch" if of_torch else "numpy")
+    mask = mask if of_torch else xp.asarray(mask)
+    if mask.dtype != (xp.bool if of_torch else bool):
         raise TypeError(f"{where}: mask has the dtype {mask.dtype}, expected bool")
     if not 2 <= len(mask.shape) <= 4:
         raise ValueError(

@@ -207,7 +207,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         if bounds is not None and packed is not None:
             _rows.check_offsets(where, name, bounds, of, packed.shape[0])
     if listed := _rows.lists(forward):
-        lists = [given[names.index(n)] for n in listed]
+        lists: list[Any] = [given[names.index(n)] for n in listed]
         if all(x is not None for x in lists):
             _rows.check_lists(where, listed, lists[:2], lists[2].shape, lists[3].shape)
     plan = fold.planned(plan) if fold else plan

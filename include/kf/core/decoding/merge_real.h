@@ -9,6 +9,8 @@
 #define KFI_MERGE_MATH(word) KFI_MERGE_JOIN(cpu_, word, KFI_MERGE_TYPE)
 #define KFI_REAL KFI_MERGE_REAL
 
+KFI_C_BEGIN
+
 /* Weights of both parts, of which a part without keys has 0, and the lse of all keys. */
 typedef struct {
     KFI_REAL a, b, lse;
@@ -90,6 +92,8 @@ KFI_HOST void KFI_MERGE(backward)(const kfi_cpu_merge *m, kf_i64 at)
             ((KFI_REAL *)(uintptr_t)t[of_lse[k]])[w.index] =
                 weight[k] == 0 ? 0 : weight[k] * dlse + (k ? -both : both);
 }
+
+KFI_C_END
 
 #undef KFI_REAL
 #undef KFI_MERGE_MATH
