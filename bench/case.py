@@ -107,7 +107,8 @@ class Case:
         """Bytes of every tensor of the call, once; the manifest says how much of a gathered one."""
         if not self.f["axes"] or self.f["axes"]["shaped_by"]:
             at = dict(zip(self.f["sizes"], self.sizes))
-            whole = eval(self.f["cost"]["bytes"], {}, at)  # noqa: S307 (kfgen's own expression)
+            bytes_of = self.f["cost"]["bytes"].replace("/", "//")  # divides as in C
+            whole = eval(bytes_of, {}, at)  # noqa: S307 (kfgen's own expression)
             return whole - sum(self.size(a) for a in self.f["arguments"] if a["name"] in self.skip)
         return sum(
             self.size(a)
