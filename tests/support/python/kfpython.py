@@ -239,7 +239,7 @@ def ready(f):
     """Arguments of a call of a manifest's function, with distinct tensors."""
     tensors = [a for a in f["arguments"] if a["role"] in ("in", "inout", "out", "sum")]
     sizes = dict(zip(f["sizes"], (8, 16, 4, 4, *[8] * 6), strict=False))
-    sizes |= {"pairs": 2} if "pairs" in f["sizes"] else {}
+    sizes |= {size: n for size, n in (("pairs", 2), ("block_size", 64)) if size in sizes}
     assert len(sizes) == len(f["sizes"]), f["name"]
     scalars = [
         a.get("default") or 0.5
