@@ -3,10 +3,12 @@
 
 import ast
 import os
+import pathlib
 import re
 import subprocess
 import sys
 
+import folders
 import ledger
 import promises
 import pytest
@@ -93,6 +95,14 @@ def test_every_file_of_tests_is_run(request):
         for p in PATTERNS
         if not p.startswith("cuda/") and not any(promises.covers(p, test) for test in run)
     ] == []
+
+
+def test_modules_have_names_of_their_own():
+    """Of two modules on sys.path that share a name, a process imports only the first."""
+    files = (p for folder in folders.PATHS for p in pathlib.Path(folder).glob("*.py"))
+    names = [p.stem for p in files if not p.stem.startswith("test_")]
+    by_path = {"cases", "family", "reference", "c", "cuda"}  # of families
+    assert {n for n in names if names.count(n) > 1} - by_path == set()
 
 
 @pytest.mark.check

@@ -8,10 +8,10 @@ import kflib
 import numpy as np
 import pytest
 import toolkit
+from block_calls import Call, Case
 from block_lists import lists_of
 from conftest import BUILD
 from launcher import HEADS_FIRST, LSE, TOLERANCE, close
-from lists import Call, Case
 
 FUNCTIONS = {f["name"]: f for f in kflib.manifest()["functions"] if f["family"] == "attention"}
 TESTED = [FUNCTIONS[f"kf_block_sparse_attention_{d}"] for d in ("bf16", "f16", "f32", "f64")]
