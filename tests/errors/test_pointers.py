@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pointers of every function: NULL exactly where the manifest allows it, and element-aligned."""
 
+import cases
 from refusals import MISALIGNED, NULL_POINTER, POISON, Call, count, item, outputs, sums, tensors_of
 
 
@@ -16,10 +17,17 @@ def test_the_valid_call(lib, functions):
 def test_null(lib, functions):
     for f in functions:
         for a in tensors_of(f):
+            together = cases.together(f, a["name"])
             if a["null"]:
-                Call(lib, f).set(**{a["name"]: None}).accepts(
-                    f"{a['name']} NULL", set(outputs(f)) - {a["name"]}
+                Call(lib, f).set_all(together, None).accepts(
+                    f"{a['name']} NULL", set(outputs(f)) - {*together}
                 )
+                if len(together) > 1:
+                    Call(lib, f).set(**{a["name"]: None}).refuses(
+                        NULL_POINTER,
+                        a["name"],
+                        f"{a['name']} is NULL, expected a pointer beside that of ",
+                    )
             else:
                 call = Call(lib, f).set(**{a["name"]: None})
                 call.refuses(

@@ -105,6 +105,24 @@ def wrong_pairs(sizes):
     return "pairs" if some and sizes["pairs"] > sizes["dim"] // 2 else None
 
 
+NULL_POINTER, INVALID_SIZE = 1, 2  # codes: tests/support/functions/refusals.py
+
+
+def wrong_blocks(values, sizes):
+    """Returns (code, argument) of a contiguous cache that lacks sequences, or None."""
+    few = not values["page_table"] and sizes["blocks"] < sizes["batch"]
+    return (INVALID_SIZE, "blocks") if few else None
+
+
+def wrong_append(values, sizes):
+    """The same of a table of angles without the other one, too."""
+    lacks = [name for name in ANGLES if not values[name]]
+    return (NULL_POINTER, *lacks) if len(lacks) == 1 else wrong_blocks(values, sizes)
+
+
+ANGLES = ("cosine", "sine")
+
+
 def blocks_of(sizes):
     """Returns the blocks of up to two sequences of three pages, of seven (TORCH)."""
     return (0, 4, 2, 6, 1, 3)[: sizes["batch"] * sizes["pages"]]
@@ -185,6 +203,7 @@ FORMS = {
         fill=fill_decode,
         check=check_decode,
         wrong_size=wrong_heads,
+        wrong_tensors=wrong_blocks,
         work=work,
         of_sequence=of_sequence,
     ),
@@ -232,6 +251,8 @@ FORMS = {
         check=check_append,
         of_row=of_row,
         wrong_size=wrong_pairs,
+        wrong_tensors=wrong_append,
+        TOGETHER=(ANGLES,),
         work=work,
     ),
     "merge": types.SimpleNamespace(

@@ -182,6 +182,12 @@ def own(f):
     return getattr(found, "FORMS", {}).get(f["form"], found)
 
 
+def together(f, name):
+    """Returns the tensors that are NULL together with one that may be, itself among them."""
+    groups = getattr(own(f), "TOGETHER", ())
+    return next((group for group in groups if name in group), (name,))
+
+
 def merged(word):
     """Merges the dictionaries called `word` of all families' own modules."""
     return {key: value for entries in _attributes(word) for key, value in entries.items()}

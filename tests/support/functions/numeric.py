@@ -129,7 +129,7 @@ def numbers(lib, memory, f, whole=None, shared=None):
             checks.run(lib, memory, f, sizes, values, shift=shift, drop=drop)
     absent = tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent")
     # NULL stands for the operand's neutral value, whatever the others are.
-    for drop in sorted({absent, *((name,) for name in absent)} - {()}):
+    for drop in sorted({absent, *(cases.together(f, name) for name in absent)} - {()}):
         for sizes, shift in cases.shapes(f)[:2]:
             checks.run(lib, memory, f, sizes, shift=shift, drop=drop)
 

@@ -43,6 +43,8 @@ class AppendKernel(Kernel):
         self.roots, self.keeps, self.scalars = [env[n] for n in self.results(self.op)], False, []
         table = next(o.name for o in self.op.operands if o.kind == "table")
         absent = {"table": NO_TABLE, "position": f"{self.op.operands[6].name} + i"}
+        angles = " and ".join(o.name for o in self.op.operands if o.kind == "angle")
+        absent["angle"] = f"keys as they are; {angles}: both or neither"
         self.inputs = self.operands = [
             self.tensor_of(
                 o,

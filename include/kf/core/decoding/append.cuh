@@ -118,7 +118,10 @@ KF_FN kf_result_t kfi_append_run(const kfi_append_op &op, const kfi_shape_values
         result = kfi_decoding_check(&op.name, &op.arguments, &op.strides, "nw.....kv", v.elements,
                                     &p, steps, &operands);
     const kf_i64 rows = p.batch * p.queries, blocks = kfi_ceil(rows * p.kv_heads, 4);
-    if (result != KF_SUCCESS || !operands.wanted || !blocks) return result;
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    result = kfi_decoding_check_angles(&op.name, &op.arguments, 2);
+    if (result == KF_SUCCESS) result = kfi_decoding_check_blocks(&op.name, &op.arguments, &p, 5);
+    if (result != KF_SUCCESS || !blocks) return result;
     if (blocks > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
                         "of %lld x %lld x %lld rows needs more blocks than a launch may have",

@@ -87,6 +87,9 @@ KFI_ONCE kf_result_t kfi_cpu_append_run(kfi_cpu_append *m, const kfi_shape_value
         result = kfi_decoding_check(&m->name, &m->arguments, &m->given, "nw.....kv", v->elements, p,
                                     steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
+    result = kfi_decoding_check_angles(&m->name, &m->arguments, 2);
+    if (result == KF_SUCCESS) result = kfi_decoding_check_blocks(&m->name, &m->arguments, p, 5);
+    if (result != KF_SUCCESS) return result;
     const void *const *const t = m->arguments.tensors;
     m->k = (const char *)t[0], m->v = (const char *)t[1], m->cosine = t[2], m->sine = t[3];
     m->positions = (const int *)t[4], m->pages.table = (const int *)t[5];

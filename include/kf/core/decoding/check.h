@@ -115,6 +115,27 @@ KFI_ONCE kf_result_t kfi_decoding_check(const kfi_name *name, const kfi_argument
     if (code != KF_SUCCESS || !written) return code;
     return kfi_check_operands(name, arguments, &shape, levels, all);
 }
+/* Refuses a contiguous cache without a block for each sequence. table: index of the table. */
+KFI_ONCE kf_result_t kfi_decoding_check_blocks(const kfi_name *name, const kfi_arguments *arguments,
+                                               const kfi_decoding_sizes *p, int table)
+{
+    const char *const word = kfi_word(arguments->words, table);
+    if (arguments->tensors[table] || p->blocks >= p->batch) return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_INVALID_SIZE, name, "blocks",
+                    "is %lld, expected at least batch, %lld: %.*s is NULL", (long long)p->blocks,
+                    (long long)p->batch, (int)strcspn(word, " "), word);
+}
+/* Refuses one table of angles without the other. cosine: index of the first one. */
+KFI_ONCE kf_result_t kfi_decoding_check_angles(const kfi_name *name, const kfi_arguments *arguments,
+                                               int cosine)
+{
+    const int lacks = arguments->tensors[cosine] ? cosine + 1 : cosine;
+    const char *const other = kfi_word(arguments->words, 2 * cosine + 1 - lacks);
+    if (!arguments->tensors[cosine] == !arguments->tensors[cosine + 1]) return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, lacks),
+                    "is NULL, expected a pointer beside that of %.*s", (int)strcspn(other, " "),
+                    other);
+}
 /* Checks a merge of results [batch, rows, heads, dim]. sizes: those four; sets p, with `queries`
  * for the rows. */
 KFI_ONCE kf_result_t kfi_decoding_check_merge(const kfi_name *name, const kfi_arguments *arguments,

@@ -172,8 +172,10 @@ KF_FN kf_result_t kfi_decode_run(const kfi_decode_op &op, const kfi_shape_values
                                     steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const bool small = op.type <= KFI_OF_F16;
-    result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
-                                 kfi_decode_parts(p, op.type == KFI_OF_F64 ? 8 : 4, bytes));
+    result = kfi_decoding_check_blocks(&op.name, &op.arguments, &p, 3);
+    if (result == KF_SUCCESS)
+        result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
+                                     kfi_decode_parts(p, op.type == KFI_OF_F64 ? 8 : 4, bytes));
     if (result == KF_SUCCESS)
         result = kfi_decode_limits(op, p,
                                    kfi_decode_slots(kfi_decoding_rows(&p, p.pages > 1),

@@ -180,8 +180,10 @@ KFI_ONCE kf_result_t kfi_cpu_decode_run(kfi_cpu_decode *m, const kfi_shape_value
                                     steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const size_t needed = kfi_cpu_decode_parts(p, m->element.unit, bytes);
-    result =
-        kfi_check_workspace(&m->name, &m->arguments, &operands, workspace, workspace_bytes, needed);
+    result = kfi_decoding_check_blocks(&m->name, &m->arguments, p, 3);
+    if (result == KF_SUCCESS)
+        result = kfi_check_workspace(&m->name, &m->arguments, &operands, workspace, workspace_bytes,
+                                     needed);
     if (result != KF_SUCCESS) return result;
     const void *const *const t = m->arguments.tensors;
     m->q = (const char *)t[0], m->k = (const char *)t[1], m->v = (const char *)t[2];
