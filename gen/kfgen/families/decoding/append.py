@@ -60,8 +60,9 @@ class AppendKernel(Kernel):
 
     @property
     def shaped_by(self):
+        """The new rows come last: they say the sizes that other tensors have too."""
         names = [s.name for s in self.inputs]
-        return [*names[:3], names[5], names[7]]
+        return [names[7], names[5], names[2], names[1], names[0]]
 
     def levels_of(self, name):
         kind = next((s.kind for s in self.streams if s.name == name), "")

@@ -19,7 +19,6 @@ class DecodeKernel(Kernel):
     numbers = ("left", "right", "scale")
     has_workspace = scratch = True
     work = "2 * blocks * page_size * heads * queries * (dim + dim_v)"
-    shaped_by = property(lambda self: [s.name for s in self.inputs[:4]])
 
     @staticmethod
     def results(op):
@@ -61,6 +60,12 @@ class DecodeKernel(Kernel):
         self.streams = self.inputs + self.outputs
         self.strided = [s.name for s in self.streams if self.family.kind(s.kind).vectors]
         self.integers, self.scalars = list(self.op.integers), ["scale"]
+
+    @property
+    def shaped_by(self):
+        """The queries come last: they say the sizes that other tensors have too."""
+        q, key, value, table = (s.name for s in self.inputs[:4])
+        return [key, value, table, q]
 
     def levels_of(self, name):
         kind = next((s.kind for s in self.streams if s.name == name), "")
