@@ -3,7 +3,7 @@
 
 from kfgen.model.shapes import NONE, ONE, spans, text
 
-from kernel_fusion import _adapted, _arguments, _axes, _rows
+from kernel_fusion import _adapted, _arguments, _axes, _caches, _rows
 from kernel_fusion._plan import bounds_of
 from kernel_fusion._table import Op, Tensor, Value
 
@@ -71,8 +71,10 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
             lines.append(f"    {t.name}: list of tensors, {_dtype(op, t)}{none}{_next(t)}")
             continue
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
-        outside = "; out of range: " * bool(t.below)
-        outside += ("NaN" if jax else "IndexError on the CPU, else NaN") * bool(t.below)
+        in_cache = t.name in _caches.checked(op.forward)
+        outside = "; out of range: " * bool(t.below or in_cache)
+        outside += "IndexError on the CPU, else " * (in_cache or bool(t.below and not jax))
+        outside += _outside(op) * bool(t.below or in_cache)
         shape = f"{'broadcasts to ' * (t.kind in _adapted.SPREAD)}{_shape(op, t)}"
         lines.append(f"    {t.name}: {shape}, {_dtype(op, t)}{absent}{outside}{_next(t)}")
     padding = {name: of for name, of, _ in _rows.padding(op)}
@@ -129,6 +131,11 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
         "    ValueError: shapes do not match, or a number is out of its bounds.",
     ]
     return "\n".join([*lines, *_source(op)])
+
+
+def _outside(op: Op) -> str:
+    """The effect of an index out of range."""
+    return "NaN, or no row" if op.forward.updates else "NaN"
 
 
 def _accumulated(op: Op) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_fusion import _axes, _counts, _gpu_array, _library, _plan, _rows, _strides
+from kernel_fusion import _axes, _caches, _counts, _gpu_array, _library, _plan, _rows, _strides
 from kernel_fusion._arguments import Arguments, seeds
 from kernel_fusion._gpu_array import WORDS
 from kernel_fusion._table import Op, Tensor
@@ -210,6 +210,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         lists: list[Any] = [given[names.index(n)] for n in listed]
         if all(x is not None for x in lists):
             _rows.check_lists(where, listed, lists[:2], lists[2].shape, lists[3].shape)
+    _caches.check_values(where, forward, dict(zip(names, given)), lambda x: x, ignore)
     plan = fold.planned(plan) if fold else plan
     # The caller's own arrays are summed in their dtype.
     wide = plan if arguments.out is not None else _plan.summed(op, forward, activation, False, plan)

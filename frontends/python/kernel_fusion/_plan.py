@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kfgen.model import names
 
+from kernel_fusion import _caches
 from kernel_fusion._sizes import Layout, Shape, ShapeError
 from kernel_fusion._table import WIDE, Call, Op, Tensor, Value
 
@@ -60,6 +61,7 @@ def plan(
     try:
         layout = op.lay_out(call, shapes, axis, groups, integers, last)
         _check_sizes(op, where, layout, backward)
+        _caches.check_shapes(where, call, shapes, layout.values)
         for t, g in zip(call.inputs, given):
             if g is not None:
                 _check(where, t, g, layout, variables, call.template.name, first)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_fusion import _library, _numpy, _plan
+from kernel_fusion import _caches, _library, _numpy, _plan
 from kernel_fusion._arguments import Arguments
 from kernel_fusion._table import Op, Tensor
 
@@ -154,6 +154,8 @@ def call(op: Op, activation: str, arguments: Arguments) -> None:
         ]
         given = tuple(x if x is None else (x.shape, _numpy.word_of(x.dtype)) for x in kept)
         plan = _plan.cached(op, activation, False, given, arguments.axis, arguments.groups)
+        named = dict(zip((t.name for t in forward.inputs), kept))
+        _caches.check_values(where, forward, named, lambda x: x, {})
         function, sizes = plan.function, [*plan.sizes]
         tensors = [x if x is None else x.ctypes.data for x in kept]
     try:

@@ -10,6 +10,7 @@ from kernel_fusion import (
     _adapted,
     _arguments,
     _axes,
+    _caches,
     _dispatch,
     _docs,
     _functional,
@@ -81,8 +82,8 @@ def _counted(x: Any, after: int) -> Any:
 
 
 def _check_indices(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> None:
-    """Refuses indices out of range, wrong offsets and lists of blocks, as kf.ops does, where their
-    values are known.
+    """Refuses indices out of range, wrong offsets, lists of blocks and lengths of caches, as kf.ops
+    does, where their values are known.
     """
     ignore = dict(zip((v.name for v in op.forward.integers), arguments.integers))
     for name, of, dimension in _rows.bounded(op.forward):
@@ -101,6 +102,14 @@ def _check_indices(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> No
         if hasattr(bounds, "numpy") and hasattr(blocks, "numpy"):
             values = bounds.numpy(), blocks.numpy()
             _rows.check_lists(arguments.where, listed, values, masks.shape, key.shape)
+    defined = (x is None or x.shape.is_fully_defined() for x in named.values())
+    if _caches.of(op.forward) and all(defined):
+        _caches.check_values(arguments.where, op.forward, named, _values, ignore)
+
+
+def _values(x: Any) -> Any:
+    """Returns an array of NumPy, None if the values are not known."""
+    return x.numpy() if hasattr(x, "numpy") else None
 
 
 def _integers(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> tuple[int, ...]:

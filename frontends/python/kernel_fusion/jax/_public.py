@@ -13,6 +13,7 @@ from kernel_fusion import (
     _adapted,
     _arguments,
     _axes,
+    _caches,
     _dispatch,
     _docs,
     _norms,
@@ -124,9 +125,14 @@ def _is_at_hand(x: Any) -> bool:
     return known and {d.platform for d in x.devices()} == {"cpu"}
 
 
-def _check_offsets(op: Op, where: str, tensors: Sequence[Any]) -> None:
-    """Refuses wrong offsets of packed sequences and wrong lists of blocks, where their values are
-    at hand.
+def _values(x: Any) -> Any:
+    """Returns an array of NumPy, None if the values cannot be read."""
+    return np.asarray(x) if _is_at_hand(x) else None
+
+
+def _check_offsets(op: Op, where: str, tensors: Sequence[Any], integers: Sequence[int]) -> None:
+    """Refuses wrong offsets of packed sequences, lists of blocks and lengths of caches, where
+    their values are at hand.
     """
     named = dict(zip((t.name for t in op.forward.inputs), tensors))
     for name, of in _rows.offsets(op.forward):
@@ -138,6 +144,8 @@ def _check_offsets(op: Op, where: str, tensors: Sequence[Any]) -> None:
         if _is_at_hand(bounds) and _is_at_hand(blocks):
             values = np.asarray(bounds), np.asarray(blocks)
             _rows.check_lists(where, listed, values, masks.shape, key.shape)
+    numbers = dict(zip((v.name for v in op.forward.integers), integers))
+    _caches.check_values(where, op.forward, named, _values, numbers)
 
 
 def _module_of(x: Any) -> Any:
@@ -156,7 +164,7 @@ def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     _prepared(op, where, given)
     arguments = _arguments.validated(op, activation, given)
     tensors = _tensors(op, arguments)
-    _check_offsets(op, where, tensors)
+    _check_offsets(op, where, tensors, arguments.integers)
     fold = _axes.of(op, arguments, [None if x is None else x.shape for x in tensors])
     if fold is not None:
         tensors = [x if x is None else _folded(x, fold) for x in tensors]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kernel_fusion import _arguments, _axes, _counts, _plan, _rows, _table, config
+from kernel_fusion import _arguments, _axes, _caches, _counts, _plan, _rows, _table, config
 from kernel_fusion._table import Op
 from kernel_fusion.torch import _adding, _autocast, _autograd, _order
 from kernel_fusion.torch._kernels import DTYPES, argument_error, explain
@@ -94,6 +94,11 @@ def check_lists(
     if is_at_hand(bounds) and is_at_hand(blocks):
         values = bounds.numpy(), blocks.numpy()
         _rows.check_lists(where, names, values, masks.shape, key.shape)
+
+
+def values(index: Tensor) -> Any:
+    """Returns indices as an array of NumPy, None if their values cannot be read."""
+    return index.numpy() if is_at_hand(index) else None
 
 
 def is_at_hand(index: Tensor) -> bool:
@@ -227,6 +232,10 @@ def _text(op: Op, activation: str) -> str:
             "    if not traced:",
             f"        check_lists(where, {listed}, {', '.join(listed)})",
         ]
+    if _caches.of(op.forward):
+        named = ", ".join(f"{t.name}={t.name}" for t in inputs)
+        numbers = ", ".join(f"{v.name}={v.name}" for v in op.forward.integers)
+        lines += ["    if not traced:", f"        check_caches(dict({named}), dict({numbers}))"]
     lines += [
         "    try:",
         "        if traced:",
@@ -422,6 +431,9 @@ def make(
         "check_index": check_index,
         "check_offsets": check_offsets,
         "check_lists": check_lists,
+        "check_caches": lambda given, integers: _caches.check_values(
+            where, op.forward, given, values, integers
+        ),
         "Tensor": Tensor,
         "counted": counted,
         "inputs": op.forward.inputs,

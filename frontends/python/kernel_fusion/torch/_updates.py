@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
-from kernel_fusion import _arguments, _library, _plan, _updates
+from kernel_fusion import _arguments, _caches, _library, _plan, _updates
 from kernel_fusion._sizes import Layout
 from kernel_fusion._table import Op
 from kernel_fusion._table import Tensor as Argument
-from kernel_fusion.torch import _kernels
+from kernel_fusion.torch import _kernels, _public
 from kernel_fusion.torch._schema import Given, Schema, schema
 
 # Memory formats in which a tensor is one block of memory.
@@ -223,6 +223,7 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., None]:
     lists = {t.name for t in op.forward.inputs if t.list}
     nullable = {t.name for t in op.forward.inputs if t.nullable}
     numbers = [v.name for v in (*op.forward.scalars, *op.scalars[activation])]
+    caches = _caches.of(op.forward)
     more = [0.0] * (op.act_scalars - len(op.scalars[activation]))
     more += [op.numbers[activation]] if op.has_act else []
 
@@ -244,6 +245,8 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., None]:
                     f"{where}: {name} is {type(given[name]).__name__}, expected a number"
                 )
         check_gradients(s, where, [given[name] for name in tensors])
+        if caches and not torch.compiler.is_compiling():
+            _caches.check_values(where, op.forward, given, _public.values, {})
         forward(
             *[list(given[name]) if name in lists else given[name] for name in tensors],
             *[given[v.name] for v in op.forward.integers],
