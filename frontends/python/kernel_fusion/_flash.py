@@ -4,6 +4,7 @@
 Arguments that no kernel computes raise an error that names them.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -159,6 +160,7 @@ def flash_attn_with_kvcache(
     Raises:
         TypeError: the dtype has no function.
         ValueError: shapes do not match, or an argument has a value that no kernel computes.
+        IndexError: a length or a block is out of range, on the CPU.
     """
     where = "kf.flash_attn_with_kvcache"
     left, right = _window(where, causal, window_size)
@@ -172,29 +174,59 @@ def flash_attn_with_kvcache(
             raise ValueError(f"{where}: {name} is given, expected {expected}")
     _check_cache(where, q, k_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
     table, lengths = _tables(where, q, k_cache, block_table, cache_batch_idx, cache_seqlens)
-    if rotary_cos is not None:
-        cosine, sine = (_wide(x, q) for x in (rotary_cos, rotary_sin))
-        steps = _counted(q, q.shape[1])
-        steps = steps if causal or min(left, right) < UNBOUNDED else steps * 0
-        rotate = ops.rope_interleaved if rotary_interleaved else ops.rope
-        q = rotate(q, cosine, sine, lengths[:, None] + steps)
-    if k is not None:
-        append = ops.kv_append_interleaved if rotary_interleaved else ops.kv_append
-        angles = {} if rotary_cos is None else {"cosine": cosine, "sine": sine}
-        append(k, v, lengths, k_cache, v_cache, page_table=table, **angles)
-        lengths = lengths + k.shape[1]
-    lse = {"return_lse": True} if return_softmax_lse else {}
-    return ops.attention_decode(
-        q,
-        k_cache,
-        v_cache,
-        lengths,
-        page_table=table,
-        left=left,
-        right=right,
-        scale=softmax_scale,
-        **lse,
-    )
+    rotary = None if rotary_cos is None else (rotary_cos, rotary_sin, rotary_interleaved)
+    steps = causal or min(left, right) < UNBOUNDED
+    more: dict[str, Any] = {"left": left, "right": right, "scale": softmax_scale}
+    more |= {"return_lse": True} if return_softmax_lse else {}
+    try:
+        if rotary is not None:
+            q = _rotated(q, lengths, steps, rotary)
+        if k is not None:
+            _append(k, v, lengths, k_cache, v_cache, table, rotary)
+            lengths = lengths + k.shape[1]
+        return ops.attention_decode(q, k_cache, v_cache, lengths, page_table=table, **more)
+    except (IndexError, TypeError, ValueError) as e:
+        raise _under_own_names(where, e, cache_batch_idx is not None) from None
+
+
+def _rotated(q: Any, lengths: Any, steps: bool, rotary: Sequence[Any]) -> Any:
+    """Rotates queries by the rows of their tokens, or all by that of the first one."""
+    cosine, sine, interleaved = rotary
+    rows = _counted(q, q.shape[1])
+    rows = rows if steps else rows * 0
+    rotate = ops.rope_interleaved if interleaved else ops.rope
+    return rotate(q, _wide(cosine, q), _wide(sine, q), lengths[:, None] + rows)
+
+
+def _append(
+    k: Any, v: Any, lengths: Any, k_cache: Any, v_cache: Any, table: Any, rotary: Any
+) -> None:
+    """Stores new rows, with rotated keys if there are angles."""
+    cosine, sine, interleaved = rotary or (None, None, True)
+    angles = {} if rotary is None else {"cosine": _wide(cosine, k), "sine": _wide(sine, k)}
+    append = ops.kv_append_interleaved if interleaved else ops.kv_append
+    append(k, v, lengths, k_cache, v_cache, page_table=table, **angles)
+
+
+def _under_own_names(where: str, error: Exception, by_index: bool) -> Exception:
+    """Returns an error of a function that was called, with this one's name and its arguments.
+
+    Args:
+        by_index: True if cache_batch_idx has the blocks.
+    """
+    own = {
+        "key_length": "cache_seqlens",
+        "page_table": "cache_batch_idx" if by_index else "block_table",
+        "position": "cache_seqlens + i",
+        "cosine": "rotary_cos",
+        "sine": "rotary_sin",
+        "x": "q",
+    }
+    # Frameworks' own subclasses have other constructors.
+    if type(error) not in (IndexError, TypeError, ValueError):
+        return error
+    text = re.sub(rf"\b({'|'.join(own)})\b", lambda found: own[found[0]], str(error))
+    return type(error)(re.sub(r"^kf\.\w+", where, text))
 
 
 def _check_cache(
@@ -228,9 +260,16 @@ def _tables(
     batch, rows = q.shape[0], k_cache.shape[1]
     if block_table is not None and cache_batch_idx is not None:
         raise ValueError(f"{where}: cache_batch_idx is given beside block_table, expected one")
+    for name, x, shape in (
+        ("block_table", block_table, (batch, None)),
+        ("cache_batch_idx", cache_batch_idx, (batch,)),
+        ("cache_seqlens", cache_seqlens, (batch,)),
+    ):
+        if x is not None and not isinstance(x, int):
+            _check_integers(where, name, x, shape)
     table = block_table
     if cache_batch_idx is not None:
-        table = cache_batch_idx.reshape(batch, 1)
+        table = cache_batch_idx[:, None]
     elif block_table is None and k_cache.shape[0] != batch:
         raise ValueError(
             f"{where}: k_cache has {k_cache.shape[0]} sequences, expected the {batch} of q, or "
@@ -241,6 +280,19 @@ def _tables(
     if isinstance(cache_seqlens, int):
         cache_seqlens = _counted(q, batch) * 0 + cache_seqlens
     return table, cache_seqlens
+
+
+def _check_integers(where: str, name: str, x: Any, shape: Sequence[int | None]) -> None:
+    """Checks dtype and shape of int32 numbers. None stands for any dimension."""
+    if not hasattr(x, "dtype"):
+        raise TypeError(f"{where}: {name} is {type(x).__name__}, expected an array of int32")
+    word = str(x.dtype).removeprefix("torch.").removeprefix("<dtype: '").removesuffix("'>")
+    if word != "int32":
+        raise TypeError(f"{where}: {name} has the dtype {word}, expected int32")
+    own = tuple(x.shape)
+    if len(own) != len(shape) or any(None not in (n, m) and n != m for n, m in zip(own, shape)):
+        expected = ", ".join("pages" if n is None else str(n) for n in shape)
+        raise ValueError(f"{where}: {name} has the shape {own}, expected [{expected}] beside q")
 
 
 def _counted(like: Any, n: int) -> Any:
