@@ -234,8 +234,8 @@ def _text(op: Op, activation: str) -> str:
         ]
     if _caches.of(op.forward):
         named = ", ".join(f"{t.name}={t.name}" for t in inputs)
-        numbers = ", ".join(f"{v.name}={v.name}" for v in op.forward.integers)
-        lines += ["    if not traced:", f"        check_caches(dict({named}), dict({numbers}))"]
+        integers = ", ".join(f"{v.name}={v.name}" for v in op.forward.integers)
+        lines += ["    if not traced:", f"        check_caches(dict({named}), dict({integers}))"]
     lines += [
         "    try:",
         "        if traced:",
