@@ -192,7 +192,7 @@ def _sizes(f, size, entry):
 
 def _made(f, sizes, at, entry, data, peers, manifest):
     functions = manifest["functions"]
-    skip = tuple(data["unasked"].get(f["op"], ()))
+    skip = tuple(data["unasked"].get(f["op"], ())) + tuple(entry.get("without", ()))
     if not f["bwd"] and not entry.get(
         "python"
     ):  # saved tensors as large as the result, which peers do not write
@@ -206,7 +206,8 @@ def _made(f, sizes, at, entry, data, peers, manifest):
         skip += tuple(identity.get(f["activation"], identity.get("any", ())))
     forward = forward_of(f, functions) if f["bwd"] else None
     scalars = (forward or f)["scalars"] | f["scalars"]
-    scalars |= {k: v for k, v in data["scalars"].items() if k in scalars}
+    given = data["scalars"] | entry.get("scalars", {})
+    scalars |= {k: v for k, v in given.items() if k in scalars}
     scalars |= {
         name: n for name, n in zip(f["sizes"], sizes) if name == "groups"
     }  # no tensor's shape has it

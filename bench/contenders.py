@@ -171,10 +171,12 @@ def peer_calls(case, data, args, library=None):
         if peer in ("cub", "cublas"):
             if peer in (library or {}) and f["family"] == "reduction" and not f["bwd"]:
                 found[peer] = library[peer](case), None
-        elif peer == "liger":
-            found[peer] = peers.of(f).liger(case, data)
         elif peer == "eager_out":
             if call := out_calls(case, data):
+                found[peer] = call
+        elif peer not in ("eager", "compile", "compile_autograd"):
+            own = getattr(peers.of(f), peer, None)
+            if call := own and own(case, data):
                 found[peer] = call
         elif peer == "compile" and f["bwd"]:
             if f["op"] in getattr(peers.of(f), "BACKWARD", {}):

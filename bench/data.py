@@ -107,7 +107,9 @@ class Pool:
                 )
                 how = a["index"]["below"] if read and a["index"] else how  # a size
                 if how and how not in PLAIN:
-                    key = ("shaped", how, dtype, shape, case.sizes[-1], index)
+                    # A function may read all sizes of the case.
+                    at = (case.sizes, case.skip) if callable(how) else case.sizes[-1]
+                    key = ("shaped", how, dtype, shape, at, index)
                     if key not in self.buffers:
                         self.buffers[key] = self._shaped(shape, dtype, how, case)
                     part[a["name"]] = self.buffers[key]

@@ -12,6 +12,9 @@
     EACH       values per row, from the sizes, if more than the tensors' rows show
     OUT        PyTorch functions that write into given tensors: (op, bwd) -> call without arguments
 
+A function with a peer's name, such as `flex`, takes (case, data) and returns (call, names of its
+results), or None if the peer cannot compute the case.
+
 A module peers.py of another folder is loaded as `peers.<family>`, and peers_out.py beside it as
 `peers.<family>_out`.
 """

@@ -79,6 +79,41 @@ def _bits(case):
     return torch.full((n["partial_blocks"], n["block_size"], n["block_size"] // 32), -1)
 
 
+def flex(case, data):
+    """Returns (call, names of its results) of compiled FlexAttention with the same blocks, or None
+    for functions without lists."""
+    if case.f["op"] != "block_sparse_attention":
+        return None
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+    n, rows, each = _sizes(case)
+    block, listed = n["block_size"], data[0][0]["key_blocks"][:, 0]
+    blocks = listed.new_zeros(1, 1, rows, -(-n["keys"] // block))
+    none, count = (listed.new_full((1, 1, rows), m) for m in (0, each))
+    whole, seen = blocks.clone(), torch.zeros_like(blocks[0, 0], dtype=torch.bool)
+    whole[0, 0, :, :each] = listed.view(rows, each)
+    seen.scatter_(1, listed.view(rows, each).long(), True)
+    mask = BlockMask.from_kv_blocks(
+        none,
+        blocks,
+        count,
+        whole,
+        BLOCK_SIZE=block,
+        mask_mod=lambda b, h, i, j: seen[i // block, j // block],
+    )
+    # Tiles of 64 queries: the default ones are larger than such blocks.
+    options = {"BLOCK_M": 64, "BLOCK_N": 64} if block == 64 else None
+    run = torch.compile(flex_attention, dynamic=False)
+
+    def call(i):
+        q, k, v = (data[i][0][name].transpose(1, 2) for name in "qkv")
+        gqa = q.shape[1] != k.shape[1]
+        out = run(q, k, v, None, mask, case.scalars["scale"], gqa, kernel_options=options)
+        return [out.transpose(1, 2)]
+
+    return call, case.results
+
+
 DRAW = {op: {"mask": "seen"} for op in ("mask_attention", "mask_attention_dropout")}
 DRAW["block_sparse_attention"] = {
     "block_offsets": _offsets,
