@@ -98,10 +98,10 @@ def test_every_file_of_tests_is_run(request):
 
 
 def test_modules_have_names_of_their_own():
-    """Of two modules on sys.path that share a name, a process imports only the first."""
+    """A process imports only one of two modules on sys.path that share a name."""
     files = (p for folder in folders.PATHS for p in pathlib.Path(folder).glob("*.py"))
     names = [p.stem for p in files if not p.stem.startswith("test_")]
-    by_path = {"cases", "family", "reference", "c", "cuda"}  # of families
+    by_path = {"cases", "family", "reference", "c", "cuda"}  # modules of families
     assert {n for n in names if names.count(n) > 1} - by_path == set()
 
 
