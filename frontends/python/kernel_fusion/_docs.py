@@ -113,9 +113,10 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
     results += placed if jax else []
     lines += ["", "Returns:", f"    {', '.join(f'{t.name} {_shape(op, t)}' for t in results)}"]
     lse = [op.forward.outputs[op.forward.lse]] if op.forward.lse is not None else []
+    read = {t.name for t in op.backward.inputs} if op.backward else set()
     lines += [
         f"    {t.name} {_shape(op, t)}, {_dtype(op, t)}, with return_lse: the logarithm of the sum "
-        "of exponentials, without gradient"
+        f"of exponentials{'' if f'd{t.name}' in read else ', without gradient'}"
         for t in lse
     ]
     lines += [

@@ -161,6 +161,26 @@ def test_wrong_blocks(backend, which):
                 close((f["name"], which), got[name][:, :, 64:], x[:, :, 64:], limit)
 
 
+class Beside(Call):
+    """The results lie behind the bounds of the lists, with one guard between them."""
+
+    def placed(self, arena):
+        found = super().placed(arena)
+        found["block_offsets"] = arena.add(self.more["block_offsets"])
+        real = np.float64 if self.dtype == "f64" else np.float32
+        found["lse"] = arena.add(np.full(self.shapes["out"][:3], 77, real))
+        return found
+
+
+@pytest.mark.parametrize("shared", ["batch", "heads", "both"])
+def test_memory_of_shared_lists(backend, shared):
+    """Lists that batches or heads share have no elements for each of them."""
+    batch, heads = (1 if shared in (n, "both") else 16 for n in ("batch", "heads"))
+    for f in TESTED:
+        mask = draw(batch, heads, 3, 70)
+        Beside(f, Case(batch=16, heads=16, queries=3, keys=70, mask=mask)).check_mask(*backend)
+
+
 # Bounds of the lists of three blocks of queries, and those that they stand for; None: more entries
 # than blocks of keys.
 BOUNDS = {

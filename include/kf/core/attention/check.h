@@ -249,6 +249,7 @@ KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_argumen
         const int scores = kfi_attention_shaped_as(shapes[i]) == KFI_ATTENTION_SCORES;
         if (shapes[i] == KFI_ATTENTION_LISTS) {
             steps[i].head = apart[0], steps[i].row = 1, steps[i].batch = apart[1];
+            if (elements[i]) elements[i] = all->of[i].extent; /* shared lists are fewer */
         } else {
             steps[i].head = apart[scores], steps[i].row = apart[!scores];
             steps[i].batch = levels[i].count > 2 ? apart[2] : 0;
