@@ -209,6 +209,25 @@ def test_saved(heads, ctx):
         assert (both == before).all()
 
 
+def test_a_result_over_its_arguments(heads, ctx):
+    """With `saved` the result overlaps no argument, since the backward reads them again."""
+    call = correct(heads, ctx, Sizes(kv_heads=2))
+    for name in [n for n in call.arrays if n not in ("saved", "out")]:
+        x, out = call.arrays[name], call.arrays["out"]
+        both = np.zeros(max(x.nbytes, out.nbytes), np.uint8)
+        arrays = call.arrays | {
+            key: both[: a.nbytes].view(a.dtype).reshape(a.shape)
+            for key, a in (("out", out), (name, x))
+        }
+        arrays[name][:] = x
+        before = both.copy()
+        found = heads.attend(ctx, arrays, "f64", **call.numbers)
+        assert heads.fails(
+            found, "ERROR_OVERLAP", "_attention: out at 0x", f"overlaps {name} at 0x"
+        )
+        assert (both == before).all()
+
+
 def test_the_size_of_saved(heads, ctx):
     """Wrong arguments have no size; `out` and `saved` are not read."""
     s, rng = Sizes(), np.random.default_rng(5)
@@ -218,7 +237,7 @@ def test_the_size_of_saved(heads, ctx):
     for context, change, words in (
         (None, {}, "ctx is NULL, expected a context"),
         (ctx, {"query": None}, "query is NULL, expected a tensor"),
-        (ctx, {"heads": 5}, "in_proj_weight is [48, 12], expected rows for 15 heads"),
+        (ctx, {"heads": 5}, "in_proj_weight is [48, 12], expected a multiple of 15 rows"),
     ):
         given = Arguments(**({"heads": 4} | handles | change))
         assert heads.saved_bytes(context, ctypes.addressof(given)) == -1

@@ -31,7 +31,8 @@ typedef struct kf_multi_head_attention_t {
     /* broadcasts to [batch, heads, queries, keys]: numbers to add to the scores, or, in uint8, 0
      * where a query does not see a key; excludes is_causal */
     const kf_tensor_t *mask;
-    kf_tensor_t *out; /* [batch, queries, out_embed]; may share memory with query, key and value */
+    /* [batch, queries, out_embed]; without `saved` it may share memory with query, key and value */
+    kf_tensor_t *out;
     /* Memory that the backward reads: contiguous uint8, at least as many as
      * kf_fused_multi_head_attention_saved_bytes returns. NULL: a call without a backward */
     kf_tensor_t *saved;

@@ -122,8 +122,11 @@ static kf_result_t kfi_mha_measure_weights(const kf_multi_head_attention_t *a, k
         result = kfi_mha_expect(h->function, name, w, 2, shape, "");
         if (result == KF_SUCCESS && w->shape[0] % heads)
             return kfi_rt_fail(KF_ERROR_SHAPE, h->function, name,
-                               "is %s, expected rows for %lld heads", kfi_rt_list(w->shape, 2).text,
-                               (long long)heads);
+                               "is %s, expected a multiple of %lld rows, %s",
+                               kfi_rt_list(w->shape, 2).text, (long long)heads,
+                               a->in_proj_weight ? "heads + 2 * kv_heads"
+                               : i               ? "kv_heads"
+                                                 : "heads");
         h->rows[i] = w->shape[0];
         if (i == 0) h->dim = w->shape[0] / heads;
         if (i == 2) h->dim_v = w->shape[0] / heads;
@@ -191,12 +194,15 @@ static kf_result_t kfi_mha_check_result(const kf_multi_head_attention_t *a, cons
         result = kfi_mha_expect(h->function, "out_proj_bias", a->out_proj_bias, 1, out + 2, "");
     if (result == KF_SUCCESS && a->out)
         result = kfi_mha_expect(h->function, "out", a->out, 3, out, "");
-    const kf_tensor_t *const read[] = {a->out_proj_weight, a->out_proj_bias};
-    for (int i = 0; i < 2 && result == KF_SUCCESS; ++i)
-        if (kfi_mha_overlaps(a->out, read[i]))
+    kfi_mha_named read[KFI_MHA_TENSORS];
+    const int count = kfi_mha_list(a, h->purpose, read);
+    for (int i = 0; i < count && result == KF_SUCCESS; ++i)
+        if (read[i].t != a->out && kfi_mha_overlaps(a->out, read[i].t) &&
+            (a->saved || read[i].t == a->out_proj_weight || read[i].t == a->out_proj_bias))
             return kfi_rt_fail(KF_ERROR_OVERLAP, h->function, "out",
-                               "at %p overlaps out_proj_%s at %p, expected memory apart",
-                               (void *)a->out->data, i ? "bias" : "weight", (void *)read[i]->data);
+                               "at %p overlaps %s at %p, expected memory apart%s",
+                               (void *)a->out->data, read[i].name, (void *)read[i].t->data,
+                               a->saved ? ": with saved, the backward reads all arguments" : "");
     return result;
 }
 /* Checks the arguments of a call and computes its numbers. */
