@@ -31,6 +31,7 @@ COMMON = (
     "-DKFI_GEMM_SMS=kf_emu_gemm_sms",
     "-DKFI_GEMM_CLASS=kf_emu_gemm_class",
     "-DKFI_GEMM_TILE=kf_emu_gemm_tile",
+    "-DKFI_REPACK_LEAST=1",
     "-DKFI_SKINNY_STAGES=3",
     "-DKFI_SKINNY_F32_STAGES=2",
     "-DKFI_ROW_CAP=64",
