@@ -223,10 +223,10 @@ KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_siz
 KF_FN KFI_SMALL bool kfi_forward_class(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
                                        const kfi_forward_call &c, kf_result_t *result)
 {
+    if (!c.classes) return false;
     const void *const *const kernels =
         op.kernels + kfi_gemm_kernels(op.size) + op.loads + KFI_SKINNY_KERNELS + KFI_SLAB_KERNELS;
     const kfi_gemm_tensors &t = *c.t;
-    if (!c.classes) return false;
     const int number = kfi_class_pick(s, kernels),
               tile = kfi_class_tiles()[number < 0 ? 0 : number];
     int wanted = 0, r = 0;

@@ -29,6 +29,9 @@ struct kfi_class_maps {
     kfi_tensor_map a[KFI_ROW_CLASSES], results[KFI_ROW_CLASSES];
     unsigned char shift[KFI_ROW_CLASSES];
 };
+static_assert(
+    sizeof(kfi_class_maps) + 768 <= 4096,
+    "kf: drivers before CUDA 12.1 take 4,096 bytes of arguments, of which others need 768");
 
 #ifdef KFI_DEVICE_PASS
 // The class of a tile, and the row of a matrix that a row of the numbering above has.
