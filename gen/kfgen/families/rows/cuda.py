@@ -234,6 +234,14 @@ class RowsCuda(RowsSteps, OverRowsCuda):
         )
 
     @property
+    def rings_elements(self):
+        """True if unaligned rows too are copied ahead to shared memory, element by element, which
+        cp.async does from 4 bytes on.
+        """
+        streams = self.k.loads + (self.k.row_loads if not self.k.sums else [])
+        return not self.k.segments and all(s.dtype.size >= 4 for s in streams)
+
+    @property
     def skips(self):
         """True if a warp skips vectors past the end of an unaligned row. Faster for norms of one
         tensor; other kernels spill or wait longer.
