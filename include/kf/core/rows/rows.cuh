@@ -26,5 +26,7 @@
 #include "kf/core/rows/shift.cuh"
 #include "kf/core/rows/channel_block.cuh"
 #include "kf/core/rows/channel_block_host.cuh"
+#include "kf/core/rows/group_block.cuh"
+#include "kf/core/rows/group_block_host.cuh"
 
 #endif
