@@ -233,6 +233,12 @@ class RowsCuda(RowsSteps, OverRowsCuda):
             or bool(self.k.row_loads and not self.k.sums)
         )
 
+    def exchanges(self, s):
+        """True if unaligned rows of a tensor are accessed contiguously, and their elements exchanged
+        among lanes (core/rows/exchange.cuh).
+        """
+        return self.vec == 4 and s.dtype.size == 4 and not self.k.segments
+
     @property
     def rings_elements(self):
         """True if unaligned rows too are copied ahead to shared memory, element by element, which

@@ -19,6 +19,7 @@
 #define KF_CORE_ROWS_ROWS_CUH
 
 #include "kf/core/rows/access.cuh"
+#include "kf/core/rows/exchange.cuh"
 #include "kf/core/rows/args.cuh"
 #include "kf/core/rows/host.cuh"
 #include "kf/core/rows/reduce.cuh"
