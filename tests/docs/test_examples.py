@@ -41,7 +41,6 @@ OUTPUTS = {
     "15_heads.c": "both parts give the whole; 12 rows see nothing of the second\n",
     "16_multi_head.c": "causal 1.3157 1.2777; encoder 0.8030 0.4644\n",
     "17_decoding.c": "sequences of 11 and 8 rows, each step is right\n",
-    "19_multi_head_training.c": "a loss of 1.77 at first, of less than 0.2 after 600 steps\n",
     "18_blocks.c": "9 of 25 blocks give the result\n",
     "15_optimizer.c": "a loss of 2.06 at first, of less than 0.001 after 300 steps\n",
 }

@@ -56,34 +56,6 @@ MORE_FAULTS = {
         ("kf_batch_norm_train_f32",),
         (),
     ),
-    "the moments of a cluster leave out the last block": (
-        "kf/core/rows/group_block.cuh",
-        r"b < \(int\)g\.parts; \+\+b\)\n +square",
-        "b < (int)g.parts - 1; ++b)\n            square",
-        ("kf_group_norm_f32",),
-        (),
-    ),
-    "the sums of a cluster leave out the last block": (
-        "kf/core/rows/group_block.cuh",
-        r"b < \(int\)g\.parts; \+\+b\)\n +own",
-        "b < (int)g.parts - 1; ++b)\n                own",
-        ("kf_group_norm_bwd_f32",),
-        (),
-    ),
-    "a channel's gradient leaves out the last row": (
-        "kf/core/rows/group_block.cuh",
-        r"y < g\.rows; \+\+y\)",
-        "y < g.rows - 1; ++y)",
-        ("kf_group_norm_bwd_f32",),
-        (),
-    ),
-    "batches of groups are read as if they were the first": (
-        "kf/core/rows/group_block.cuh",
-        r"g\.band, part, place->batch \* g\.groups \+ group",
-        "g.band, part, group",
-        ("kf_group_norm_f32",),
-        (),
-    ),
     "a thread's reduction leaves out half of its chunk": (
         "kf/core/reduction/reduction.cuh",
         r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)",
@@ -147,14 +119,6 @@ BANDS = [
     and f["dtypes"] in (["f32"], ["f64"])
     and f["activation"] == "none"
 ]
-GROUPS = [
-    f
-    for f in samples.MANIFEST
-    if f["op"] == "group_norm_{act}"
-    and f["dtypes"] in (["f32"], ["f64"])
-    and f["activation"] == "none"
-    and f["bwd"]
-]
 # Two gradients summed over rows. test_emu_core.py tests the barriers of the products themselves.
 PRODUCTS = [
     f
@@ -188,8 +152,6 @@ def users(path):
         return [f for f in REDUCED if (f["op"] in PLACES) == (path.name != "reduction.cuh")]
     if path.name == "channel_block.cuh":
         return BANDS
-    if path.name == "group_block.cuh":
-        return GROUPS
     return [f for f in SUMS if (f["family"] == "rows") == (folder == "rows")]
 
 

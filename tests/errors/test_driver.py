@@ -30,11 +30,6 @@ SHAPES = {
     "rows": [(5, 3), (1056, 300), (70000, 4096), (3, 2**22)],
     "planes": [(2, 3, 1), (64, 256, 196), (5, 7, 2500)],
 }
-# Channel blocks that a cluster holds, and longer ones.
-NHWC = {
-    "groups": [(8, 4096, 32, 320, 1), (2, 300001, 4, 12, 1)],
-    "channels": [(12544, 256, 1), (300001, 13, 1)],
-}
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +57,7 @@ def shapes(f):
     if f["family"] == "matmul":
         return PRODUCTS
     if f["family"] == "rows":
-        more = NHWC.get(f["form"], [])
-        return [sizes for sizes, _ in cases.rows_of(f, [[shape, 0] for shape in ROWS])] + more
+        return [sizes for sizes, _ in cases.rows_of(f, [[shape, 0] for shape in ROWS])]
     return (
         [(1, 40, 2), (64, 1000, 1), (3, 300001, 1), (2, 513, 640)]
         if f["family"] == "reduction"

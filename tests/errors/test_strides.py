@@ -147,36 +147,6 @@ def test_extents_overlap(lib, functions):
         )
 
 
-def test_columns_of_one_matrix(lib, functions):
-    """Two outputs, whose rows may consist of parts, such as heads, may share the rows of one matrix
-    as disjoint columns.
-    """
-    for f in functions:
-        outs = [
-            a for a in strided.strided_tensors(f) if a["role"] != "in" and len(a["strides"]) == 3
-        ]
-        for a, b in zip(outs, outs[1:]):
-            (parts, rows, batch), line = levels(f, extents(f), a)
-            (other_parts, other_rows, _), other = levels(f, extents(f), b)
-            if item(a) != item(b) or min(rows, other_rows) < 2:
-                continue
-            size, first, second = item(a), parts * line, other_parts * other
-            pitch = first + second
-            given = {a["strides"][1]: pitch, a["strides"][2]: pitch * rows}
-            given |= {b["strides"][1]: pitch, b["strides"][2]: pitch * other_rows}
-            room = np.full(pitch * batch * (rows + other_rows) * size + 128, 0x3C, np.uint8)
-            begin = room.ctypes.data + -room.ctypes.data % 64
-            beside = {a["name"]: begin, b["name"]: begin + first * size}
-            call(lib, f, **given).set(**beside).accepts("columns of a matrix", outputs(f))
-            swapped = {a["name"]: begin + second * size, b["name"]: begin}
-            call(lib, f, **given).set(**swapped).accepts("columns of a matrix", outputs(f))
-            for at in (first - 1, first + 1):
-                near = beside | {b["name"]: begin + at * size}
-                call(lib, f, **given).set(**near).refuses(
-                    OVERLAP, b["name"], f"overlaps {a['name']} at", "outputs that are apart"
-                )
-
-
 def test_an_axis_of_single_elements(lib, functions):
     for f in functions:
         if f["form"] != "axis":

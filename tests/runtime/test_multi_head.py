@@ -9,7 +9,31 @@ import numpy as np
 import pytest
 import runtime_api
 import runtime_ops
-from multi_head import BOUNDS, CALLS, LAYOUTS, Sizes, close, masks
+from multi_head import BOUNDS, Sizes, close
+
+CROSS = Sizes(queries=3, keys=7, kv_heads=2, packed=False, dim_v=6, key_embed=9, value_embed=5)
+CALLS = {
+    "packed": Sizes(),
+    "grouped": Sizes(kv_heads=2, dim=8, dim_v=8),
+    "separate": Sizes(packed=False),
+    "cross": CROSS,
+    "one query": Sizes(batch=3, queries=1, keys=40, heads=2, kv_heads=1, dim=5, dim_v=5),
+}
+
+
+def masks(rng, s):
+    """Masks of every kind, with and without dimensions that broadcast; one hides all keys."""
+    seen = rng.integers(0, 2, (s.batch, 1, 1, s.keys)).astype(np.uint8)
+    seen[0] = 0
+    return {
+        "full": ({}, {}),
+        "causal": ({}, {"is_causal": 1}),
+        "scale": ({}, {"scale": -0.3}),
+        "padding": ({"mask": seen}, {}),
+        "bool": ({"mask": rng.integers(0, 2, (s.queries, s.keys)).astype(np.uint8)}, {}),
+        "added": ({"mask": rng.standard_normal((s.batch, s.heads, s.queries, s.keys))}, {}),
+        "shared": ({"mask": rng.standard_normal((s.heads, 1, s.keys))}, {}),
+    }
 
 
 def empty(s, dtype):
@@ -99,6 +123,29 @@ def test_the_bits_of_its_functions(heads, ctx, dtype):
             assert given["out"].tobytes() == wanted.tobytes()
             assert heads.pool_get_stats(ctx, ctypes.byref(stats)) == 0
             assert (stats.in_use, stats.hits - before[1] <= 1) == (before[0], True)
+
+
+def turned(x):
+    """The same array with its rows before its batch in memory, as without batch_first."""
+    return np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)
+
+
+def inside(x):
+    """The same array as a part of a larger one."""
+    room = np.zeros([n + 3 for n in x.shape], x.dtype)
+    room[tuple(slice(1, 1 + n) for n in x.shape)] = x
+    return room[tuple(slice(1, 1 + n) for n in x.shape)]
+
+
+LAYOUTS = {
+    "turned inputs": lambda n, x: turned(x) if n in ("query", "key", "value") else x,
+    "turned result": lambda n, x: turned(x) if n == "out" else x,
+    "all turned": lambda n, x: turned(x) if x.ndim == 3 else x,
+    "parts of larger ones": lambda n, x: inside(x),
+    "one sequence for all": lambda n, x: np.broadcast_to(x[:1], x.shape) if n != "out" else x,
+    "columns first": lambda n, x: np.asfortranarray(x),
+    "every other element": lambda n, x: np.repeat(x, 2, -1)[..., ::2],
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf_fused_multi_head_attention and its backward on a GPU's tensors: the kernels' source on the
-emulation."""
+"""kf_fused_multi_head_attention on a GPU's tensors: the kernels' source on the emulation."""
 
 import cases
 import multi_head
@@ -8,8 +7,7 @@ import numpy as np
 import pytest
 import runtime_ops
 import toolkit
-from multi_head import Sizes, turned
-from multi_head_gradients import SHARED, Call
+from multi_head import Sizes
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 DTYPES = cases.by_level(("f32", "bf16"), ("f32", "f64", "f16", "bf16"))
@@ -64,46 +62,6 @@ def test_formula(heads, ctx, name, dtype):
         assert heads.context_synchronize(ctx) == 0
         multi_head.close(multi_head.exact(arrays, dtype)["out"], wanted, dtype)
     heads.destroy(("stream", stream))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CALLS)
-def test_gradients(heads, ctx, name, dtype):
-    """All kinds of scores, on a stream of its own, also of a query that is key and value, too; rows
-    before the batch in memory, too."""
-    s, rng = CALLS[name], np.random.default_rng(14)
-    stream = heads.stream_create(ctx, None)
-    shared = SHARED["batch and queries"](s)
-    masks = (
-        ({}, {}),
-        ({}, {"is_causal": 1}),
-        ({"mask": rng.integers(0, 2, (s.batch, 1, 1, s.keys)).astype(np.uint8)}, {}),
-        ({"mask": rng.standard_normal((s.batch, s.heads, s.queries, s.keys))}, {}),
-        ({"mask": rng.standard_normal(shared)}, {}),
-    )
-    for mask, numbers in masks:
-        for only in (("query",), None) if s.packed else (None,):
-            call = Call(heads, ctx, s, dtype, rng, mask, only, **numbers)
-            found = call.backward(stream=stream)
-            assert heads.context_synchronize(ctx) == 0
-            call.compare(found)
-            if not mask and not numbers:
-                arrays = {n: turned(x) if x.ndim == 3 else x for n, x in call.arrays.items()}
-                found = call.backward(call.empty(), turned(call.dout), arrays, stream=stream)
-                assert heads.context_synchronize(ctx) == 0
-                call.compare(found)
-    heads.destroy(("stream", stream))
-
-
-def test_gradients_of_empty_sizes(heads, ctx):
-    rng = np.random.default_rng(15)
-    for change in ({"batch": 0}, {"queries": 0, "keys": 4}, {"queries": 3, "keys": 0}):
-        s = Sizes(**change)
-        mask = {"mask": rng.standard_normal((s.heads, 1, s.keys))}
-        call = Call(heads, ctx, s, "f32", rng, mask)
-        found = call.backward()
-        assert heads.context_synchronize(ctx) == 0
-        call.compare(found)
 
 
 def test_the_cpu_beside_it(heads):

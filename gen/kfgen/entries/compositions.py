@@ -14,9 +14,9 @@ PATH = ENTRIES / "compositions.toml"
 class Composition:
     """A function of a program.
 
-    header: the hand-written header with the function and its backward.
+    header: the hand-written header with the function.
     ops: the ops that it calls, in the order of the header's enumeration.
-    functions: {(op, is it a backward): its function on tensors}, of those that the program has.
+    functions: {op: its function on tensors}, of those that the program has.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Composition:
     @property
     def headers(self):
         """Headers of the ops, as `kfgen runtime --each` writes them."""
-        return [f"kf/runtime/{names.stem(op)}.h" for op, bwd in self.functions if not bwd]
+        return [f"kf/runtime/{names.stem(op)}.h" for op in self.functions]
 
     @property
     def table(self):
@@ -41,9 +41,9 @@ class Composition:
 
     @property
     def addresses(self):
-        """Elements of the array: descriptions of the ops, then of their backwards, or NULL."""
-        found = [self.functions.get((op, bwd)) for bwd in (False, True) for op in self.ops]
-        return [f"&kfi_rt_op_{f.stem}" if f else "NULL" for f in found]
+        """Elements of the array: descriptions of the ops, or NULL."""
+        stems = [self.functions[op].stem if op in self.functions else None for op in self.ops]
+        return [f"&kfi_rt_op_{stem}" if stem else "NULL" for stem in stems]
 
 
 def load():
@@ -61,13 +61,12 @@ def of(functions):
 
     An op of the same name hides a composition.
     """
-    known, found = {(f.op, f.bwd): f for f in functions}, []
-    has = {op for op, bwd in known if not bwd and (op, True) in known}
-    taken = {names.stem(op) for op, _ in known}
+    known, found = {f.op: f for f in functions if not f.bwd}, []
+    taken = {names.stem(op) for op in known}
     for name, entry in load().items():
         ops = [*entry["calls"], *entry["one_of"]]
-        own = {(op, bwd): known[op, bwd] for bwd in (False, True) for op in ops if op in has}
-        complete = has >= set(entry["calls"]) and has & set(entry["one_of"])
+        own = {op: known[op] for op in ops if op in known}
+        complete = known.keys() >= set(entry["calls"]) and known.keys() & set(entry["one_of"])
         if complete and name not in taken:
             found.append(Composition(name, entry["header"], ops, own))
     return found

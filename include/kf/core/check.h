@@ -257,32 +257,22 @@ KFI_ONCE int kfi_overlapping_level(const kfi_operand *o, const kfi_levels *l, kf
     return -1;
 }
 
-/* Returns the width of a tensor as columns of a matrix with rows `row` elements apart. */
-KFI_ONCE kf_i64 kfi_columns_of(const kfi_operand *o, const kfi_levels *l, kf_i64 row)
+/* Returns whether two tensors are disjoint column ranges of one larger matrix: all their rows begin
+ * at the same offset in its rows. */
+KFI_ONCE int kfi_disjoint_columns(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
-    kf_i64 columns = l->line;
+    const uintptr_t at = (uintptr_t)a->ptr, other = (uintptr_t)b->ptr,
+                    width = (uintptr_t)l->line * (uintptr_t)a->size;
+    kf_i64 row = 0;
+    if (a->size != b->size || !a->extent || !b->extent) return 0;
     for (int k = 0; k < l->count; ++k)
-        if (l->size[k] > 1 && o->apart[k] % row) columns += o->apart[k] * (l->size[k] - 1);
-    return columns;
-}
-
-/* Returns whether two tensors are disjoint column ranges of one larger matrix, whose rows are one
- * of the first tensor's strides apart. of_a, of_b: their levels. */
-KFI_ONCE int kfi_disjoint_columns(const kfi_operand *a, const kfi_levels *of_a,
-                                  const kfi_operand *b, const kfi_levels *of_b)
-{
-    const uintptr_t at = (uintptr_t)a->ptr, other = (uintptr_t)b->ptr, size = (uintptr_t)a->size;
-    int found = 0;
-    for (int k = 0; k < of_a->count && a->size == b->size && a->extent && b->extent; ++k) {
-        const kf_i64 row = of_a->size[k] > 1 ? a->apart[k] : 0;
-        if (row <= 0) continue;
-        const uintptr_t pitch = (uintptr_t)row * size,
-                        up = at > other ? pitch - 1 - (at - other - 1) % pitch
-                                        : (other - at) % pitch;
-        found |= up >= (uintptr_t)kfi_columns_of(a, of_a, row) * size &&
-                 pitch - up >= (uintptr_t)kfi_columns_of(b, of_b, row) * size;
-    }
-    return found;
+        if (l->size[k] > 1) row = row == 0 || a->apart[k] < row ? a->apart[k] : row;
+    for (int k = 0; k < l->count && row > 0; ++k)
+        if (l->size[k] > 1 && (a->apart[k] % row || b->apart[k] % row)) row = 0;
+    if (row == 0) return 0;
+    const uintptr_t pitch = (uintptr_t)row * (uintptr_t)a->size,
+                    between = (at > other ? at - other : other - at) % pitch;
+    return between >= width && pitch - between >= width;
 }
 
 /* Here and below, conditions have no branches: it halves the host compiler's time for them. */
@@ -314,6 +304,16 @@ KFI_ONCE int kfi_same_strides(const kfi_operand *a, const kfi_operand *b, const 
     return same;
 }
 
+/* Returns whether tensor i is an output that overlaps tensor j in a way that no call allows. */
+KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *l, int i, int j)
+{
+    const kfi_operand *out = &all->of[i], *other = &all->of[j];
+    if ((out->flags & KFI_OUT) == 0 || !kfi_touches(out, other->ptr, other->bytes)) return 0;
+    return !(out->ptr == other->ptr
+                 ? kfi_may_share(out, other, j) && kfi_same_strides(out, other, l)
+                 : l && kfi_disjoint_columns(out, other, l));
+}
+
 /* Returns the levels that both tensors share, or NULL. */
 KFI_ONCE const kfi_levels *kfi_common_levels(const kfi_levels *levels, int each, int i, int j)
 {
@@ -322,19 +322,6 @@ KFI_ONCE const kfi_levels *kfi_common_levels(const kfi_levels *levels, int each,
     int same = a->count == b->count && a->line == b->line;
     for (int k = 0; k < a->count; ++k) same &= a->size[k] == b->size[k];
     return same ? a : NULL;
-}
-
-/* Returns whether tensor i is an output that overlaps tensor j in a way that no call allows.
- * levels: NULL without strides; each: one per tensor. */
-KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *levels, int each, int i, int j)
-{
-    const kfi_operand *out = &all->of[i], *other = &all->of[j];
-    if ((out->flags & KFI_OUT) == 0 || !kfi_touches(out, other->ptr, other->bytes)) return 0;
-    return !(out->ptr == other->ptr
-                 ? kfi_may_share(out, other, j) &&
-                       kfi_same_strides(out, other, kfi_common_levels(levels, each, i, j))
-                 : levels &&
-                       kfi_disjoint_columns(out, levels + each * i, other, levels + each * j));
 }
 
 /* Fills the table of a call's tensors, and refuses invalid pointers and overlaps.
@@ -396,8 +383,8 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
                             (long long)o->apart[crowded], (long long)need);
         for (int j = 0; j < i; ++j) {
             const int out = o->flags & KFI_OUT ? i : j, other = i + j - out;
-            if (!kfi_clashes(all, levels, each, out, other)) continue;
             const kfi_levels *both = kfi_common_levels(levels, each, out, other);
+            if (!kfi_clashes(all, both, out, other)) continue;
             return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out),
                             "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
                             (int)strcspn(kfi_word(arguments->words, other), " "),

@@ -6,9 +6,8 @@
 
 #include "kf/runtime/call.h"
 
-#define KFI_RT_STEPS 10
-#define KFI_RT_BOUND 13 /* tensors of a step */
-#define KFI_RT_COPIES 7
+#define KFI_RT_STEPS 5
+#define KFI_RT_BOUND 8 /* tensors of a step */
 
 typedef struct {
     kfi_rt_call call;
@@ -19,10 +18,6 @@ typedef struct {
     int count; /* elements of `bound` */
     double scalars[KFI_RT_SCALARS];
 } kfi_rt_step;
-/* A copy into an intermediate tensor. Copies precede all steps. */
-typedef struct {
-    kf_tensor_t to, from;
-} kfi_rt_chain_copy;
 /* storage: marks the intermediate tensors, whose data is an offset in `bytes` plus KFI_RT_NOWHERE
  * until the memory is allocated. */
 typedef struct {
@@ -31,23 +26,10 @@ typedef struct {
     kf_stream_t *stream;
     kfi_rt_storage storage;
     size_t bytes;
-    int count, copy_count;
+    int count;
     kfi_rt_step steps[KFI_RT_STEPS];
-    kfi_rt_chain_copy copies[KFI_RT_COPIES];
 } kfi_rt_chain;
 #define KFI_RT_NOWHERE 256
-
-/* Makes an empty chain. Its arrays, which are large, stay uninitialised. */
-static void kfi_rt_begin_chain(kfi_rt_chain *chain, const char *name, kf_context_t *ctx,
-                               kf_stream_t *stream)
-{
-    memset(&chain->storage, 0, sizeof chain->storage);
-    chain->name = name;
-    chain->ctx = ctx;
-    chain->stream = stream;
-    chain->bytes = 0;
-    chain->count = chain->copy_count = 0;
-}
 
 /* ---- tensors */
 
@@ -119,14 +101,6 @@ static void kfi_rt_bind(kfi_rt_step *step, const char *operand, const char *argu
         step->arguments[i] = argument;
     }
 }
-/* Copies the elements of `from` to the intermediate tensor `to`, of the same shape, before the
- * first step. */
-static void kfi_rt_add_copy(kfi_rt_chain *chain, const kf_tensor_t *from, const kf_tensor_t *to)
-{
-    kfi_rt_chain_copy *const copy = &chain->copies[chain->copy_count++];
-    copy->from = *from;
-    copy->to = *to;
-}
 static void kfi_rt_bind_scalar(kfi_rt_step *step, const char *name, double value)
 {
     const kfi_rt_op *const op = step->call.op;
@@ -178,18 +152,6 @@ static kf_result_t kfi_rt_run_step(kfi_rt_chain *chain, kfi_rt_step *step, char 
             kfi_rt_use(&step->bound[i], chain->ctx, chain->stream);
     return result;
 }
-static kf_result_t kfi_rt_run_copy(const kfi_rt_chain *chain, const kfi_rt_chain_copy *copy,
-                                   char *memory)
-{
-    if (!copy->to.count) return KF_SUCCESS;
-    const kfi_rt_pair pair = kfi_rt_make_pair(&copy->to, copy->from.strides);
-    char *const to = memory + ((uintptr_t)copy->to.data - KFI_RT_NOWHERE);
-    const kf_result_t result =
-        chain->ctx->device->move(chain->name, chain->ctx, to, copy->from.data, &pair,
-                                 kfi_rt_width(copy->to.dtype), chain->stream);
-    kfi_rt_use(&copy->from, chain->ctx, chain->stream);
-    return result;
-}
 static kf_result_t kfi_rt_run_chain(kfi_rt_chain *chain)
 {
     size_t workspace = 0;
@@ -205,8 +167,6 @@ static kf_result_t kfi_rt_run_chain(kfi_rt_chain *chain)
         result = kfi_rt_borrow(chain->name, chain->ctx, chain->bytes + workspace, chain->stream,
                                &memory);
     if (result != KF_SUCCESS) return result;
-    for (int i = 0; i < chain->copy_count && result == KF_SUCCESS; ++i)
-        result = kfi_rt_run_copy(chain, &chain->copies[i], (char *)memory);
     for (int i = 0; i < chain->count && result == KF_SUCCESS; ++i) {
         kfi_rt_place_step(chain, &chain->steps[i], (char *)memory);
         result = kfi_rt_run_step(chain, &chain->steps[i], (char *)memory + chain->bytes);

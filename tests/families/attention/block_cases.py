@@ -86,24 +86,3 @@ SIZES = {
     "INTEGERS": {"block_offsets": (0, 1), "key_blocks": (0, 1), "block_masks": (0, 0)},
     "READS_SOME_ROWS": True,
 }
-
-# Operands of an invalid entry, and faults to plant: cases.py.
-WITH_GRADIENTS = "".join(
-    f'\noperands.{n} = {{ kind = "{n}", dtype = "i32" }}' for n in block_lists.KINDS
-)
-FAULTS = {
-    "the first mask of the lists hides nothing": (
-        "kf/core/attention/sparse.cuh",
-        r"if \(mask < 0\) return;",
-        "if (mask <= 0) return;",
-        ("kf_block_sparse_attention_f32", "kf_block_sparse_attention_bf16"),
-        (),
-    ),
-    "a block of keys reads no masks": (
-        "kf/core/attention/bwd_sparse.cuh",
-        r"s->mask = own\[1\];",
-        "s->mask = -1;",
-        ("kf_block_sparse_attention_bwd_f32", "kf_block_sparse_attention_bwd_bf16"),
-        (),
-    ),
-}

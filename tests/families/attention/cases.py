@@ -381,7 +381,7 @@ DROPPED = ("full_attention_dropout", *(f"{op}_dropout" for op in OPS[1:]))
 INDEXED = "with numbers of 32 bits too"  # tests/gen/test_names.py
 FUNCTIONS = {op: (0, True, 4, True) for op in (*OPS, *DROPPED)}
 FUNCTIONS |= {f"{op}_varlen": (0, True, INDEXED, of[3]) for op, of in FUNCTIONS.items()}
-FUNCTIONS["block_sparse_attention"] = (0, True, 4, True)
+FUNCTIONS["block_sparse_attention"] = (0, True, 4, False)
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}
 
@@ -450,13 +450,6 @@ REFUSED = {
         "the name `query_base` cannot be used",
         "choose a lower-case name",
     ),
-    "lists with a gradient": (
-        entry("softmax(dot * scale) * v", operands=OPERANDS + block_cases.WITH_GRADIENTS),
-        "op.seen",
-        "operands",
-        "have a gradient: block_offsets, key_blocks, block_masks",
-        "grad = false",
-    ),
     "two keys": (
         entry(
             "softmax(dot * scale) * v",
@@ -469,12 +462,19 @@ REFUSED = {
     ),
 }
 # Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
-FAULTS = block_cases.FAULTS | {
+FAULTS = {
     "a key behind the last one is seen": (
         "kf/core/attention/bounds.h",
         r"b\.add = beyond \? keys : before \? -1 : add;",
         "b.add = beyond ? keys : before ? -1 : add + 1;",
         ("kf_causal_attention_f32", "kf_causal_attention_bf16"),
+        (),
+    ),
+    "the first mask of the lists hides nothing": (
+        "kf/core/attention/sparse.cuh",
+        r"if \(mask < 0\) return;",
+        "if (mask <= 0) return;",
+        ("kf_block_sparse_attention_f32", "kf_block_sparse_attention_bf16"),
         (),
     ),
     "a packed sequence sees a key of the next one": (

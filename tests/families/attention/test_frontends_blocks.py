@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of blocks of keys in Python: patterns of boolean masks, every frontend, lists that are
-wrong."""
+wrong, gradients."""
 
 import frontend
 import numpy as np
@@ -145,6 +145,27 @@ def test_lists_in_common(kf):
         own = np.s_[:, :, head : head + 1]
         want = kf.ops.attention(q[own], k[own][:, :keys], k[own][:, :keys])
         assert np.abs(got[own] - want).max() < 1e-5
+
+
+def test_no_gradient(kf):
+    torch = pytest.importorskip("torch")
+    blocks = kf.ops.block_mask_from(torch.ones(70, 130, dtype=torch.bool))
+    q, k = (torch.from_numpy(x).requires_grad_() for x in (draw(1, 70, 2, 8), draw(1, 130, 2, 8)))
+    out = kf.ops.block_sparse_attention(q, k, k, *blocks)
+    with pytest.raises(NotImplementedError, match=r"kf\.block_sparse_attention has no gradient"):
+        out.sum().backward()
+
+
+def test_no_gradient_in_jax(kf):
+    call = frontend.Frontend("jax", kf)
+    q, k = map(call.to, (draw(1, 70, 2, 8), draw(1, 130, 2, 8)))
+    blocks = [call.to(x) for x in kf.ops.block_mask_from(np.ones((70, 130), bool))]
+
+    def loss(q):
+        return call.ops.block_sparse_attention(q, k, k, *blocks).sum()
+
+    with pytest.raises(NotImplementedError, match="block_sparse_attention has no gradient"):
+        call.library.grad(loss)(q)
 
 
 def test_a_graph(kf):

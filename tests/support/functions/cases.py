@@ -75,18 +75,14 @@ HEADS_2 = [
 # GROUPS [outer, length, groups, channels, inner]; `channels` counts those of all groups. length 1
 # is NCHW: one channel per group, and channels shorter and longer than a vector. inner 1 is NHWC:
 # segments of whole vectors and others. The rest: both above 1, a row of one segment, one channel in
-# several slices. The last eight are channel blocks of NHWC with groups longer and shorter than a
-# vector, held by a cluster of the emulation or shared by several blocks, aligned and not, and
-# groups that do not fill the last channel block.
+# several slices.
 GROUPS = [
     [(2, 1, 3, 12, 5), 0], [(2, 5, 3, 12, 1), 0], [(2, 1, 2, 6, 64), 0], [(2, 9, 2, 32, 1), 0],
     [(2, 3, 2, 8, 6), 1], [(0, 2, 3, 12, 5), 0], [(2, 0, 3, 12, 5), 0], [(2, 2, 0, 0, 5), 0],
     [(2, 2, 3, 0, 5), 0], [(2, 2, 3, 12, 0), 0], [(1, 1, 1, 1, 1), 1], [(3, 1, 5, 5, 40), 0],
     [(1, 7, 1, 12, 1), 0], [(2, 1, 2, 8, 196), 0], [(1, 1, 2, 16, 49), 0], [(1, 90, 2, 20, 1), 0],
     [(1, 2, 2, 6, 20), 0], [(1, 1, 1, 2, 2600), 0], [(40, 1, 3, 6, 8), 0], [(1, 700, 2, 16, 1), 0],
-    [(2, 1, 3, 120, 2), 0], [(2, 100, 4, 40, 1), 1], [(1, 200, 4, 40, 1), 0],
-    [(1, 200, 4, 40, 1), 1], [(3, 33, 5, 15, 1), 0], [(2, 300, 8, 8, 1), 0], [(2, 300, 8, 8, 1), 1],
-    [(1, 1100, 8, 8, 1), 0], [(1, 1100, 8, 8, 1), 1],
+    [(2, 1, 3, 120, 2), 0],
 ]
 GROUPS_2 = [
     [(o, s, g, g * c, i), (o + c) % 2]
@@ -135,15 +131,14 @@ REDUCED_LONG = [
 MANY_ROWS = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each persistent block
 # BANDS [outer, channels, inner], for functions over channels, at every element size. Planes of
 # whole vectors, of partial vectors, and shorter than one vector. Aligned tensors and shifted ones.
-# Channels that one block of the emulation or a cluster holds, and longer ones, also where there are
-# enough channel blocks to fill the device. The last four are rows in registers of some lanes, a
-# block, or a cluster.
+# Channels that one block of the emulation holds, and longer ones, also where there are enough
+# channel blocks to fill the device. The last four are rows in registers of some lanes, a block, or
+# a cluster.
 BANDS = [
     [(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0],
     [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1], [(6, 12, 10), 0], [(40, 16, 1), 0],
     [(40, 13, 1), 0], [(30, 16, 1), 0], [(600, 16, 1), 0], [(600, 13, 1), 1], [(90, 16, 1), 0],
     [(70, 8, 3), 0], [(1, 3, 700), 0], [(2, 1, 1001), 0], [(40, 260, 1), 0], [(7, 5, 3), 0],
-    [(150, 8, 9), 0], [(150, 7, 9), 1], [(300, 16, 1), 0], [(300, 13, 1), 1],
     [(2, 3, 320), 1], [(2, 3, 800), 1], [(2, 3, 2000), 1], [(2, 3, 2400), 1],
 ]
 # fmt: on
@@ -229,8 +224,6 @@ def most_launches(f):
         if f["family"] == "reduction"
         else 3
         if channels(f)
-        else 4
-        if groups(f)
         else 2
     )
 

@@ -32,10 +32,8 @@ class AttentionBwdCuda(AttentionCuda):
 
     @property
     def has_wgmma(self):
-        """Whether calls may take kernels for sm_90a: plain scores of one length, no dropout, no
-        lists of blocks.
-        """
-        return self.small and self.k.plain and not (self.k.suffix or self.k.keeps)
+        """Whether calls may take kernels for sm_90a: plain scores of one length, no dropout."""
+        return self.small and self.k.plain and not (self.k.packed or self.k.keeps)
 
     @property
     def wgmma(self):
@@ -113,8 +111,7 @@ class AttentionBwdCuda(AttentionCuda):
     def workspace_bytes(self):
         size, wgmma = self.k.dtype.acc.size, str(self.has_wgmma).lower()
         sums = len(self.k.head_gradients)
-        form = "_packed" if self.k.packed else ""
-        return f"kfi_attention_bwd{form}_workspace(shape, {size}, {wgmma}, {sums})"
+        return f"kfi_attention_bwd{self.k.suffix}_workspace(shape, {size}, {wgmma}, {sums})"
 
     def _launches(self, rows, heads):
         """Launches of one gradient. rows: QUERIES or KEYS."""

@@ -206,8 +206,8 @@ class Attention(Family):
         if any(o.kind in OFFSETS for o in operands):
             fix = "packed sequences have no lists of blocks: leave `varlen` out"
             raise f.error("operands", f"are {describe(operands)}", fix)
-        if wanted := [o.name for o in lists if o.grad]:
-            fix = "lists of blocks have no gradient: give them grad = false"
+        if wanted := [o.name for o in operands if o.grad]:
+            fix = "lists of blocks have no backward: give the operands grad = false"
             raise f.error("operands", f"have a gradient: {', '.join(wanted)}", fix)
 
     def graph(self, op):

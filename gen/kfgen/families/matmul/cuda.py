@@ -11,7 +11,6 @@ import functools
 from dataclasses import replace
 
 from kfgen.families.matmul.instances import LAYOUTS, Instances
-from kfgen.families.matmul.slabs import Slabs
 from kfgen.families.matmul.steps import Steps
 from kfgen.language.emit import emit
 from kfgen.language.primitives import KEEP, KEEP_SCALE
@@ -21,7 +20,7 @@ DOT = "kfi_dot"  # see kernel.py
 LETTERS = {code: letters.upper() for letters, code in LAYOUTS.items()}
 
 
-class MatmulCuda(Instances, Slabs, Steps, Cuda):
+class MatmulCuda(Instances, Steps, Cuda):
     @property
     def template(self):
         return "strips" if self.k.bwd else "kernel"
@@ -109,6 +108,11 @@ class MatmulCuda(Instances, Slabs, Steps, Cuda):
         return self._epilogue([self.store.roots[number]])
 
     @property
+    def slab_results(self):
+        """(result, its number), saved ones first, which keeps the fewest values in registers."""
+        return [(s, i) for i, s in enumerate(self.k.outs)][::-1]
+
+    @property
     def read(self):
         """Tensors that the epilogue reads."""
         return [s for s in self.store.reads if s in self.k.ins]
@@ -165,6 +169,34 @@ class MatmulCuda(Instances, Slabs, Steps, Cuda):
         return ", ".join(
             [coords, "kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments]
         )
+
+    @property
+    def by_slabs(self):
+        """Returns whether kernels store through slabs (core/matmul/slab.cuh).
+
+        They take one product of 2-byte elements, and at most one row operand.
+        """
+        k = self.k
+        return (
+            self.by_wgmma
+            and k.dtype.size == 2
+            and len(k.products) == 1
+            and not k.keeps
+            and len(self.rows_read) < 2
+            and all(s.kind in ("row", "elem") for s in self.read)
+        )
+
+    @property
+    def rows_read(self):
+        return [s for s in self.read if s.kind == "row"]
+
+    @property
+    def slab_parameters(self):
+        return self.epilogue_parameters.replace("const kfi_gemm_coord *kfi_coord, ", "")
+
+    @property
+    def slab_arguments(self):
+        return ", ".join(["kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments])
 
     @property
     def kernel_arguments(self):
@@ -390,8 +422,6 @@ class MatmulCuda(Instances, Slabs, Steps, Cuda):
             self._letters("touched", self.touched(self.loads)),
             ("slabs", len(slabs), "results stored through slabs"),
             *((f"results[{i}]", number, "") for i, number in enumerate(slabs)),
-            *[("repack", len(self.own_instances) - 1, "kfk_gemm_repack")]
-            * (self.k.dtype.size == 2),
         ]
 
     @property

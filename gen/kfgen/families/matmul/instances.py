@@ -33,8 +33,6 @@ SLAB_TILES = (
     "WGMMA_128x128_COOPERATIVE",
     "WGMMA_128x96_COOPERATIVE",
 )
-# Tiles of the kernels for results of any row pitch, in the order of kfi_class_pick.
-CLASS_TILES = "WGMMA_128x192_PINGPONG", "WGMMA_128x128_COOPERATIVE"
 SINGLE_WAVE = SLAB_TILES[3:]  # tiles that KF_SCHEDULES may leave out
 
 
@@ -87,9 +85,7 @@ class Instances:
 
     @property
     def own_instances(self):
-        """A forward's kernels: product, reduction of split-K, passes, then skinny M, slabs, classes
-        of rows and the copy of factors.
-        """
+        """A forward's kernels: product, reduction of split-K, passes, then skinny M and slabs."""
         k = self.k
         name, state = f"kfk_{k.shared}", ("from_state",) * k.keeps
         act = "act" if self.stores_act else "0"
@@ -111,10 +107,6 @@ class Instances:
         for tile in tiles if self.by_slabs else ():
             kind = SingleWave if tile in SINGLE_WAVE else Hopper
             more.append(kind(f"kfk_{k.name}_slabs", (act, f"KFI_TILE_{tile}")))
-        for tile in CLASS_TILES if self.by_classes else ():
-            kind = SingleWave if tile in SINGLE_WAVE else Hopper
-            more.append(kind(f"kfk_{k.name}_class", (act, f"KFI_TILE_{tile}")))
-        more += [Hopper("kfk_gemm_repack", ("2",))] * (k.dtype.size == 2)
         return [*found, Instance(f"{name}_reduce", (act, *state)), *self.pass_instances, *more]
 
     @property
@@ -153,25 +145,7 @@ class Instances:
             found += self._product_instances(own, of, layout)
             found.append(Instance("kfk_gemm_sum_reduce", (own, of)) if reduced else NONE)
         totals = any(map(self.is_vector, k.outs))
-        found.append(Instance("kfk_gemm_totals", (own, wide)) if totals else NONE)
-        if k.dtype.size == 2:
-            found += self.class_instances() or [NONE]
-            found.append(Hopper("kfk_gemm_repack", ("2",)))
-        return found
-
-    def class_instances(self, act=None):
-        """The gradient of the left factor from a `dout` with any row pitch.
-
-        `dout` is a factor of products with the identity activation alone. act: an activation that
-        the kernel must serve.
-        """
-        k = self.k
-        if k.dtype.size != 2 or self.loads or self.layouts[0] != LAYOUTS["nn"]:
-            return []
-        if not self.dout_is_dacc or (act and not self._is_dacc(act)):
-            return []
-        own, always = f"KFI_OF_{k.dtype.word.upper()}", self.dout_is_dacc == "true"
-        return [Hopper("kfk_gemm_sum_class", (own, own, "0" if always else "act"))]
+        return [*found, Instance("kfk_gemm_totals", (own, wide)) if totals else NONE]
 
     def _product_instances(self, own, of, layout):
         size, word = self.k.dtype.size, str(layout)

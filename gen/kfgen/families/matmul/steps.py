@@ -6,9 +6,7 @@ them.
 from kfgen.families.matmul.instances import Hopper
 from kfgen.model.steps import NONE, Launch, Step
 
-FACTOR, DACC, SPLITS, SUMS, COPIES = (
-    f"workspace.{name}" for name in ("factor", "dacc", "splits", "sums", "copies")
-)
+FACTOR, DACC, SPLITS, SUMS = (f"workspace.{name}" for name in ("factor", "dacc", "splits", "sums"))
 PASS_GRID = "batch x parts of the rows x blocks of columns"
 TILES = "tiles of the result x splits of K"
 PERSISTENT = "persistent: at most one block per SM"
@@ -25,8 +23,6 @@ class Steps:
             found[FACTOR] = "the left factor, which `load` makes"
         if self.k.bwd and any(map(self.is_vector, self.k.outs)):
             found[SUMS] = "partial sums over rows"
-        if self.k.dtype.size == 2:
-            found[COPIES] = "factors whose rows were no whole vectors"
         return found | {SPLITS: "partial tiles of split-K"}
 
     @property
@@ -50,7 +46,7 @@ class Steps:
         mapped = [k for k in kernels if isinstance(k, Hopper) and "_skinny" not in k.kernel]
         skinny = [k for k in kernels if isinstance(k, Hopper) and "_skinny" in k.kernel]
         plain = [k for k in kernels if k not in mapped and k not in skinny]
-        slabs = [k for k in mapped if k.kernel.endswith(("_slabs", "_class")) and not self.k.bwd]
+        slabs = [k for k in mapped if "_slabs" in k.kernel]
         mapped = [k for k in mapped if k not in slabs]
         found = [Launch(tuple(plain), TILES, "by the tile", shared="tiles of both factors")]
         more = {"shared": "pipeline stages", "maps": factors}
@@ -64,16 +60,6 @@ class Steps:
             found.append(Launch(tuple(slabs), PERSISTENT, "by the tile", early=False, **more))
         return Step(does, tuple(found), tuple(dict.fromkeys(reads)), (*writes, SPLITS), when, per)
 
-    def _copy(self, factors):
-        """The step that copies factors to the workspace (core/matmul/repack.cuh), as a list."""
-        if self.k.dtype.size != 2:
-            return []
-        kernel = (self.sum_instances if self.k.bwd else self.own_instances)[-1]
-        reads = tuple(name for name in factors if not name.startswith("workspace."))
-        launch = Launch((kernel,), "factors x groups of rows x parts of a row", "256")
-        does, when = "copies factors to rows of whole vectors", "rows are no whole vectors"
-        return [Step(does, (launch,), reads, (COPIES,), when)]
-
     def _reduce(self, kernel, reads, writes, when="K is split", per=()):
         launch = Launch((kernel,), "blocks of rows x blocks of columns x batch", "by the sizes")
         does = "adds up the partial tiles of split-K"
@@ -86,17 +72,13 @@ class Steps:
         written = self._named(k.outs)
         read = (*self._named(self.read), *(written if k.accumulates else ()))
         kernels = own[:size] + own[size + 1 + len(self.pass_instances) :]
-        copies = self._copy(factors)
-        kernels, copied = (kernels[:-1], (COPIES,)) if copies else (kernels, ())
         found = []
         if self.loads:
             [kernel] = self.pass_instances
             does = "computes the left factor"
             found.append(self._pass(does, self.loads, kernel, (), (FACTOR,)))
-        factors = (*factors, *copied)
         return [
             *found,
-            *copies,
             self._product(
                 "multiplies and computes the results", kernels, factors, (*factors, *read), written
             ),
@@ -105,12 +87,7 @@ class Steps:
 
     def _backward(self, act):
         dacc = self._dacc_steps(act)
-        dout, left, weights = self._factors(act)
-        products = [
-            *self._copy((*dout, *left, *weights)),
-            *self._input_steps(act),
-            *self._weight_steps(act),
-        ]
+        products = [*self._input_steps(act), *self._weight_steps(act)]
         # Products that read dout run before a pass that may overwrite it in place.
         return [*products, *dacc] if self._is_dacc(act) else [*dacc, *products]
 
@@ -128,8 +105,7 @@ class Steps:
     def _totals(self, made):
         """The step that sums the vectors of a pass over rows."""
         vectors = self._named([m for m in made if self.is_vector(m)])
-        kernel = self.sum_instances[2 * (self.product_kernels + 1)]
-        launch = Launch((kernel,), "ceil(batch x columns / 32)", "256")
+        launch = Launch((self.sum_instances[-1],), "ceil(batch x columns / 32)", "256")
         does, when = "adds up the partial sums over rows", "the gradient is wanted"
         per = ("vector",)
         return [Step(does, (launch,), (SUMS, *vectors), vectors, when, per)] if vectors else []
@@ -156,8 +132,7 @@ class Steps:
         dacc, _, weights = self._factors(act)
         written = () if self.loads else self._named(made)
         kernels, reduce = self.sum_instances[:size], self.sum_instances[size]
-        kernels = [*kernels, *self.class_instances(act)]
-        reads = (*dacc, *weights, *[COPIES] * (k.dtype.size == 2))
+        reads = (*dacc, *weights)
         found = [self._product("multiplies dacc and weights", kernels, reads, reads, written, when)]
         if reduce != NONE:
             return [*found, self._reduce(reduce, (), written)]
@@ -183,7 +158,7 @@ class Steps:
             found.append(self._pass(does, self.loads, kernel, (), left, more))
         first = size + 1
         kernels, reduce = self.sum_instances[first:][:size], self.sum_instances[first + size]
-        per, reads = ("weight",), (*dacc, *left, *[COPIES] * (k.dtype.size == 2))
+        per, reads = ("weight",), (*dacc, *left)
         does = "multiplies dacc and the left factor"
         # beta: the old value is read.
         return [

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from kfgen.families.rows.cuda import RowsCuda
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
-from kfgen.families.rows.steps import CLUSTER
 from kfgen.language.passes import copy
 from kfgen.language.primitives import COLUMN, COUNT
 from kfgen.model import runtime_activation, steps
@@ -40,11 +39,6 @@ class Stage:
         return 3 if self.moments else len(self.reductions)
 
     @property
-    def codes(self):
-        """C expression of the reductions' codes, 2 bits each."""
-        return self.passes[0].codes
-
-    @property
     def lines(self):
         return self.passes[0].lines
 
@@ -61,10 +55,7 @@ class BandCuda(OverRowsCuda):
     template = "band"
     run_template = "band_run"
     geometry, geometry_name = "kfi_bands", "kfi_g"
-    grouped = False  # rows are groups of channels
-    forms = FORMS
-    held = "KFI_BAND_REGISTERS"  # the stage of a channel block that one block holds
-    clustered = FORMS[1:]  # forms whose channel blocks a cluster may hold, after the others
+    ahead = 4  # vectors of a thread in flight, if a block does not hold its channel block
 
     @classmethod
     def takes(cls, k):
@@ -93,17 +84,15 @@ class BandCuda(OverRowsCuda):
         whole = {s: s for s in self.k.integers} | {COUNT: "kfi_g.cols"}
         graph, roots = copy(self.k.graph, self.k.roots, {})
         target = replace(self.rows_target, whole=whole, offset="e", near="kfi_near<0>")
-        return self._program(
+        return self.k.program(
             graph,
             {s.name: r for s, r in zip(self.k.outputs, roots)},
             target,
             env,
+            (),
             each=self._of("{}"),
             split=runtime_activation.split if self.k.runtime_activation else None,
         )
-
-    def _program(self, graph, roots, target, env, **options):
-        return self.k.program(graph, roots, target, env, (), **options)
 
     @functools.cached_property
     def rows(self):
@@ -191,22 +180,18 @@ class BandCuda(OverRowsCuda):
 
     @property
     def band_instances(self):
-        stages = [self.held, *(f"KFI_BAND_PASS + {p}" for p in range(len(self.stages_of)))] + [
-            "KFI_BAND_LAST"
-        ] * bool(self.k.stores)
+        stages = [
+            "KFI_BAND_REGISTERS",
+            *(f"KFI_BAND_PASS + {p}" for p in range(len(self.stages_of))),
+        ] + ["KFI_BAND_LAST"] * bool(self.k.stores)
         name = f"kfk_{self.k.name}"
         found = [
             Instance(f"{name}_band", ("act", form, whole, stage))
-            for form in self.forms
+            for form in FORMS
             for whole in (1, 0)
             for stage in stages
         ]
-        found += [Instance(f"{name}_totals", ("act", p)) for p in range(len(self.stages_of))]
-        return found + [
-            Instance(f"{name}_band", ("act", form, whole, "KFI_BAND_CLUSTER"))
-            for form in self.clustered
-            for whole in (1, 0)
-        ]
+        return found + [Instance(f"{name}_totals", ("act", p)) for p in range(len(self.stages_of))]
 
     @property
     def bounds(self):
@@ -219,10 +204,8 @@ class BandCuda(OverRowsCuda):
             else "1"
         )
         return (
-            "form == KFI_BAND_EACH && stage != KFI_BAND_CLUSTER ? KFI_BAND_EACH_THREADS : "
-            "KFI_BAND_THREADS, "
-            f"stage == KFI_BAND_CLUSTER ? 1 : stage == KFI_BAND_REGISTERS ? {in_registers} : "
-            "form == KFI_BAND_EACH || "
+            "form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, "
+            f"stage == KFI_BAND_REGISTERS ? {in_registers} : form == KFI_BAND_EACH || "
             "(form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
         )
 
@@ -239,17 +222,10 @@ class BandCuda(OverRowsCuda):
             of.setdefault(kernel.arguments[-1], []).append(kernel)
         read = steps.names(k.sources + k.values + k.gathered_inputs)
         written = steps.names(k.stores + k.results_of_rows)
-        held = self._launch(of[self.held])
-        cluster = self._launch(of["KFI_BAND_CLUSTER"], CLUSTER)
+        held = self._launch(of["KFI_BAND_REGISTERS"])
         does = "computes channels that a block or a cluster holds"
         found = [
-            Step(
-                does,
-                (held, cluster, *self.rows.cuda.launches(self.rows_instances)),
-                read,
-                written,
-                HELD,
-            )
+            Step(does, (held, *self.rows.cuda.launches(self.rows_instances)), read, written, HELD)
         ]
         for p in range(count):
             last = p + 1 == count
@@ -274,19 +250,14 @@ class BandCuda(OverRowsCuda):
             found.append(Step("computes the elements", (stored,), (*read, PARTS), written, SHARED))
         return found
 
-    def _launch(self, kernels, cluster=1):
+    def _launch(self, kernels):
         grid, shared = "channel blocks x parts", "values of a channel block"
-        return Launch(tuple(kernels), grid, "by the sizes", cluster, shared)
+        return Launch(tuple(kernels), grid, "by the sizes", shared=shared)
 
     @property
     def values(self):
         """Maximum number of values per pass."""
         return max(found.values for found in self.stages_of)
-
-    @property
-    def kept(self):
-        """Number of values of all passes."""
-        return sum(found.values for found in self.stages_of)
 
     @property
     def reduced(self):
@@ -303,7 +274,7 @@ class BandCuda(OverRowsCuda):
             ("passes", len(found), ""),
             ("values", self.values, "values of the longest pass"),
             ("reduced", self.reduced, "reductions of all passes"),
-            ("kept", self.kept, "values of all passes"),
+            ("kept", sum(s.values for s in found), "values of all passes"),
             ("sets", 3 if any(s.moments for s in found) else 1, "values reduced together"),
             ("acc_size", self.k.dtype.acc.size, "bytes of an accumulator"),
             ("stores", bool(self.k.stores), ""),

@@ -233,20 +233,6 @@ class RowsCuda(RowsSteps, OverRowsCuda):
             or bool(self.k.row_loads and not self.k.sums)
         )
 
-    def exchanges(self, s):
-        """True if unaligned rows of a tensor are accessed contiguously, and their elements exchanged
-        among lanes (core/rows/exchange.cuh).
-        """
-        return self.vec == 4 and s.dtype.size == 4 and not self.k.segments
-
-    @property
-    def rings_elements(self):
-        """True if unaligned rows too are copied ahead to shared memory, element by element, which
-        cp.async does from 4 bytes on.
-        """
-        streams = self.k.loads + (self.k.row_loads if not self.k.sums else [])
-        return not self.k.segments and all(s.dtype.size >= 4 for s in streams)
-
     @property
     def skips(self):
         """True if a warp skips vectors past the end of an unaligned row. Faster for norms of one

@@ -9,7 +9,6 @@ from kfgen.families.family import FURTHER, one_broadcast, wrong
 from kfgen.families.rows.band import BandCuda
 from kfgen.families.rows.c import RowsC
 from kfgen.families.rows.cuda import RowsCuda
-from kfgen.families.rows.group import GroupCuda
 from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
 from kfgen.language.expr import stages
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
@@ -30,18 +29,17 @@ from kfgen.model.kinds import (
 from kfgen.model.shapes import BEFORE_AXIS, NONE, ONE, REST, argument
 from kfgen.model.types import WEIGHTS
 
-BLOCKS = (BandCuda, GroupCuda)  # schedules by channel blocks
 OF_LAYOUTS = (PER_PLANE, PER_QUERY, PER_GROUP, PER_CHANNEL)
 
 
 class RowsKernel(OverRowsKernel):
     @functools.cached_property
     def cuda(self):
-        return next((own(self) for own in BLOCKS if own.takes(self)), RowsCuda(self))
+        return BandCuda(self) if self.shared_out else RowsCuda(self)
 
     @functools.cached_property
     def shared_out(self):
-        return any(own.takes(self) for own in BLOCKS)
+        return BandCuda.takes(self)
 
     @functools.cached_property
     def c(self):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/attention/bwd.cuh: attention's backward: the statistics of queries, and the gradient of
-// one score. bwd_walk.cuh has the arguments, bwd_mma.cuh and bwd_simt.cuh have the products.
+// kf/core/attention/bwd.cuh: arguments of attention's backward, the rows that a block walks,
+// and the gradient of one score. bwd_mma.cuh and bwd_simt.cuh have its products.
 //
 // With p[i][j] = exp(score - row_max - log_sum) and dp = dout . v, the gradient of a score is
 // p * (dp - delta), delta[i] = sum of dout * out - dlse. Three launches, without atomics:
@@ -15,7 +15,6 @@
 
 #include "kf/core/attention/bwd_dropout.cuh"
 #include "kf/core/attention/bwd_heads.cuh"
-#include "kf/core/attention/bwd_sparse.cuh"
 #include "kf/core/attention/simt.cuh"
 
 #define KFI_ATTENTION_DELTA_ROWS 64
@@ -23,13 +22,142 @@
 #define KFI_ATTENTION_OUTSIDE_ROWS 16
 #define KFI_ATTENTION_OUTSIDE_THREADS 128
 
+// Arguments besides the forward's. Results and dlse may be NULL. kfi_attention::row_blocks counts
+// the blocks of a head in one launch.
+struct kfi_attention_gradients {
+    const void *dout, *dlse;
+    const void *lse, *row_max, *log_sum; // row_max and log_sum, or lse if one of them is NULL
+    void *dq, *dk, *dv;
+    // Workspace, [batch, heads, queries]: p = exp(unit * at - shift) * factor, with log2_unit and
+    // exp2 in the tensor-core kernels. factor is 0 of a query without keys.
+    void *shift, *factor, *delta;
+    kfi_attention_strides dout_strides, dq_strides, dk_strides, dv_strides;
+    kfi_attention_strides query_strides; // all tensors [batch, heads, queries]
+    void *dscores[KFI_SCORE_TENSORS];    // per kfi_score_args::tensors; or NULL
+    kfi_attention_strides dscore_strides[KFI_SCORE_TENSORS];
+    // Workspace: sums over the scores of each block of queries, in the order of the launch, of
+    // gradients per head; per kfi_score_args::tensors; or NULL.
+    void *sums[KFI_SCORE_TENSORS];
+    int kv_heads;
+    int slices; // slices of columns, in the kernels of FMAs
+};
+struct kfi_attention_bwd {
+    kfi_attention a;
+    kfi_attention_gradients g;
+};
+struct kfi_attention_bwd_packed {
+    kfi_attention_packed p;
+    kfi_attention_gradients g;
+};
+
 #ifdef KFI_DEVICE_PASS
 
+KFI_DEVICE kf_i64 kfi_attention_query_index(const kfi_attention_gradients &g, int row, int head,
+                                            int batch)
+{
+    const kfi_attention_strides &s = g.query_strides;
+    return batch * s.batch + head * s.head + row * s.row;
+}
 // Factor of the gradients of products: the score is this times the seam's result.
 template <class real> KFI_DEVICE real kfi_attention_product_factor(const kfi_attention &a)
 {
     if (sizeof(real) == 8) return (real)(a.scales ? a.factor_f64 : a.unit_f64);
     return (real)(a.scales ? a.factor : a.unit);
+}
+
+// ---- blocks of rows ----
+
+// Place of block number `block` among blocks of `rows` rows of q, the last rows of a head first, or
+// of k, the first ones first: with causal masks those have the most work.
+template <int rows, int keys>
+KFI_DEVICE kfi_attention_place kfi_attention_bwd_place(const kfi_attention &a, int heads, int block)
+{
+    const int bh = block / a.row_blocks, batch = bh / heads, own = block - bh * a.row_blocks;
+    const kfi_attention_place at = {(keys ? own : a.row_blocks - 1 - own) * rows,
+                                    bh - batch * heads, batch, false};
+    return at;
+}
+// The same of packed sequences; sets the arguments of the sequence. Returns whether the block has
+// rows.
+template <int rows, int keys>
+KFI_DEVICE bool kfi_attention_bwd_find(kfi_attention_bwd *own, kfi_attention_place *at,
+                                       const kfi_attention_packed &p,
+                                       const kfi_attention_gradients &g, int block, int bytes)
+{
+    const int head = block / p.a.row_blocks;
+    kfi_attention_sequence s;
+    const int found = kfi_attention_find<rows, keys>(&s, p, block - head * p.a.row_blocks);
+    if (found < 0) return false;
+    const kfi_attention_place place = {found * rows, head, s.index, s.refused};
+    *at = place;
+    own->a = kfi_attention_own(p, s, head, bytes);
+    own->g = g;
+    if (!s.inside || s.refused) own->g.dscores[0] = own->g.dscores[1] = nullptr;
+    const kf_i64 skip = (kf_i64)s.query * (bytes == 8 ? 8 : 4);
+    const void **const read[] = {&own->g.dlse, &own->g.lse, &own->g.row_max, &own->g.log_sum};
+    for (int i = 0; i < 4; ++i)
+        if (*read[i]) *read[i] = (const char *)*read[i] + skip;
+    void **const kept[] = {&own->g.shift, &own->g.factor, &own->g.delta};
+    for (int i = 0; i < 3; ++i) *kept[i] = (char *)*kept[i] + skip;
+    own->g.dout = kfi_attention_row(g.dout, g.dout_strides, s.query, 0, 0, bytes);
+    if (g.dq) own->g.dq = (void *)kfi_attention_row(g.dq, g.dq_strides, s.query, 0, 0, bytes);
+    if (g.dk) own->g.dk = (void *)kfi_attention_row(g.dk, g.dk_strides, s.key, 0, 0, bytes);
+    if (g.dv) own->g.dv = (void *)kfi_attention_row(g.dv, g.dv_strides, s.key, 0, 0, bytes);
+    return true;
+}
+
+// Visible rows of the other tensor; none if last < first.
+struct kfi_attention_span {
+    int first, last;
+};
+template <int transposed> KFI_DEVICE int kfi_attention_low(const kfi_attention &a, int row)
+{
+    if (!transposed) return kfi_max_i32(0, kfi_attention_first_key(a, row));
+    return a.range.last_slope ? kfi_max_i32(0, row - a.range.last_add) : 0;
+}
+template <int transposed> KFI_DEVICE int kfi_attention_high(const kfi_attention &a, int row)
+{
+    if (!transposed) return kfi_attention_last_key(a, row);
+    return kfi_min_i32(a.queries - 1, a.range.first_slope ? row - a.range.first_add : a.queries);
+}
+// Whether bounds without a slope hide key `row` from all queries.
+KFI_DEVICE bool kfi_attention_before(const kfi_attention &a, int row)
+{
+    return !a.range.first_slope && row < a.range.first_add;
+}
+KFI_DEVICE bool kfi_attention_behind(const kfi_attention &a, int row)
+{
+    return !a.range.last_slope && row > a.range.last_add;
+}
+template <int transposed>
+KFI_DEVICE kfi_attention_span kfi_attention_span_of(const kfi_attention &a, int row)
+{
+    const bool none =
+        row >= (transposed ? a.keys : a.queries) ||
+        (transposed && (kfi_attention_before(a, row) || kfi_attention_behind(a, row)));
+    const kfi_attention_span s = {kfi_attention_low<transposed>(a, row),
+                                  none ? -1 : kfi_attention_high<transposed>(a, row)};
+    return s;
+}
+// Blocks of `step` rows that rows [begin, end] of the other tensor need.
+template <int step, int transposed>
+KFI_DEVICE kfi_attention_blocks kfi_attention_walk(const kfi_attention &a, int begin, int end)
+{
+    if constexpr (!transposed) {
+        return kfi_attention_blocks_of<step>(a, begin, end);
+    } else {
+        const int low = kfi_attention_low<1>(a, begin), high = kfi_attention_high<1>(a, end);
+        const bool none = high < low || begin >= a.keys || kfi_attention_before(a, end) ||
+                          kfi_attention_behind(a, begin),
+                   some = kfi_attention_before(a, begin) || kfi_attention_behind(a, end);
+        kfi_attention_blocks b;
+        b.first = low / step;
+        b.last = none ? b.first - 1 : high / step;
+        b.first_whole = (kfi_attention_low<1>(a, end) + step - 1) / step;
+        b.last_whole =
+            some ? -1 : (kfi_max_i32(-1, kfi_attention_high<1>(a, begin)) + 1) / step - 1;
+        return b;
+    }
 }
 
 // ---- a score ----
@@ -118,18 +246,17 @@ KFI_DEVICE void kfi_attention_store_scores(const real (*pair)[KFI_SCORE_TENSORS]
     }
 }
 // The same for a fragment of `step` columns. stats: of a transposed one, [3][step] in shared
-// memory. masked: some pairs are hidden. pairs: those that a mask of a list shows. per_thread: rows
-// of a thread. kept: the tile's bits of dropout. stores: whether gradients of the scores' tensors
-// are stored. sums: of gradients per head.
-template <int score, int fast, int drop, int step, int transposed, int per_thread, class real,
-          class shown_pairs>
+// memory. masked: some pairs are hidden. per_thread: rows of a thread. kept: the tile's bits of
+// dropout. stores: whether gradients of the scores' tensors are stored. sums: of gradients per
+// head.
+template <int score, int fast, int drop, int step, int transposed, int per_thread, class real>
 KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention &a,
                                            const kfi_attention_gradients &g,
                                            const kfi_score_block<score, step, transposed> &loaded,
                                            const kfi_attention_own_rows<real> &own,
                                            const kfi_attention_kept &kept, const real *stats,
-                                           int first, bool masked, const shown_pairs &pairs,
-                                           const kfi_attention_at &at, bool stores, real *sums)
+                                           int first, bool masked, const kfi_attention_at &at,
+                                           bool stores, real *sums)
 {
     const int lane = (int)threadIdx.x % 32, col = 2 * (lane % 4),
               local = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
@@ -144,7 +271,6 @@ KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention
 #pragma unroll
     for (int j = 0; j < step / 8; ++j) {
         alignas(16) real of[3][2];
-        const unsigned shown = kfi_attention_shown(pairs, 8 * j + col);
         if constexpr (transposed) {
 #pragma unroll
             for (int n = 0; n < 3; ++n)
@@ -157,7 +283,7 @@ KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int i = 4 * j + 2 * h + e, c = first + 8 * j + col + e;
-                const bool hidden = c < span.first || c > span.last || !(shown >> (2 * h + e) & 1);
+                const bool hidden = c < span.first || c > span.last;
                 if constexpr (transposed)
                     kfi_attention_bwd_element<score, fast, drop>(
                         s + i, d + i, a, i, loaded, of[0][e], of[1][e], of[2][e], hidden,
@@ -211,26 +337,6 @@ KFI_DEVICE void kfi_attention_clear_scores(const kfi_attention &a, const kfi_att
     for (int row = at.begin; row < kfi_min_i32(at.begin + rows, a.queries); ++row) {
         kfi_attention_fill_scores<score>(g, row, 0, first, at.head, at.batch, real(0));
         kfi_attention_fill_scores<score>(g, row, end, a.keys, at.head, at.batch, real(0));
-    }
-}
-// The same in blocks of keys that a list does not have; NaN everywhere if the list is wrong.
-template <int score, int step, class real>
-KFI_DEVICE void kfi_attention_clear_scores(const kfi_attention &a, const kfi_attention_gradients &g,
-                                           const kfi_attention_list &b, int rows,
-                                           const kfi_attention_place &at)
-{
-    const int count = at.refused ? 0 : (b.last + 1) >> b.shift;
-    const real value = at.refused ? real(kfi_attention_nan()) : real(0);
-#pragma unroll 1
-    for (int row = at.begin; row < kfi_min_i32(at.begin + rows, a.queries); ++row) {
-        int first = 0;
-#pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-            const int key = b.entries[2 * i] * b.block;
-            kfi_attention_fill_scores<score>(g, row, first, key, at.head, at.batch, value);
-            first = key + b.block;
-        }
-        kfi_attention_fill_scores<score>(g, row, first, a.keys, at.head, at.batch, value);
     }
 }
 // Stores zeros outside of the queries and keys of packed sequences, and NaN in all of those that
@@ -309,7 +415,7 @@ KFI_DEVICE void kfi_attention_delta(const kfi_attention &a, const kfi_attention_
         // The reference of the forward, times the same unit: errors of both cancel.
         if constexpr (fast) shift = a.unit > 0 ? shift / a.unit * a.log2_unit : real(0);
         ((real *)g.shift)[i] = shift;
-        ((real *)g.factor)[i] = at.refused ? real(-1) : none ? real(0) : kfi_attention_exp(-log);
+        ((real *)g.factor)[i] = none ? real(0) : kfi_attention_exp(-log);
         ((real *)g.delta)[i] = g.dlse ? sum - ((const real *)g.dlse)[i] : sum;
     }
 }
@@ -338,18 +444,6 @@ KFI_KERNEL void KFI_BOUNDS(KFI_ATTENTION_DELTA_THREADS)
             &own, &at, w.p, w.g, (int)blockIdx.x,
             sizeof(typename kfi_attention_element<type>::stored)))
         kfi_attention_delta<type, fast>(own.a, own.g, at);
-#endif
-}
-template <int type, int fast>
-KFI_KERNEL void KFI_BOUNDS(KFI_ATTENTION_DELTA_THREADS)
-    kfk_attention_delta_sparse(const __grid_constant__ kfi_attention_bwd_sparse w)
-{
-#ifdef KFI_DEVICE_PASS
-    kfi_begin();
-    kfi_attention_place at =
-        kfi_attention_bwd_place<KFI_ATTENTION_DELTA_ROWS, 0>(w.s.a, w.s.a.heads, (int)blockIdx.x);
-    (void)kfi_attention_list_of<KFI_ATTENTION_DELTA_ROWS>(w.s, &at, KFI_ATTENTION_DELTA_ROWS);
-    kfi_attention_delta<type, fast>(w.s.a, w.g, at);
 #endif
 }
 

@@ -92,8 +92,7 @@ KFI_HOST void kfi_cpu_attention_bwd_rows_to_keys(kfi_cpu_attention_bwd_job *j, k
 {
     const kfi_cpu_attention *const m = &j->m->a;
     const kfi_cpu_gemm_lanes *const v = &j->p.lanes;
-    kfi_cpu_attention_bwd_start_rows(j, row0, j->p.block_rows, j->a.key0);
-    if (m->sparse && !kfi_cpu_attention_listed(m, j->a.room.row, j->a.rows, j->a.key0)) return;
+    kfi_cpu_attention_bwd_start_rows(j, row0, j->p.block_rows);
     const kfi_cpu_attention_keys need = kfi_cpu_attention_need(&j->a, 0, j->a.rows);
     if (need.last <= need.first) return;
     kfi_cpu_attention_bwd_load(j, 0, j->a.rows);
@@ -131,26 +130,18 @@ KFI_HOST void kfi_cpu_attention_bwd_store(const kfi_cpu_attention_bwd_job *j, vo
                              j->p.lanes.size,
             1, (int)count);
 }
-/* Sets dK and dV of the job's block of keys to 0, or to NaN. */
-KFI_HOST void kfi_cpu_attention_bwd_set_keys(kfi_cpu_attention_bwd_job *j, int nan)
-{
-    memset(j->room.dk, nan ? 0xff : 0, (size_t)(j->a.keys * j->p.pitch_q * j->p.lanes.unit));
-    memset(j->room.dv, nan ? 0xff : 0, (size_t)(j->a.keys * j->p.pitch_v * j->p.lanes.unit));
-}
-/* Computes dK and dV of a block of keys of the job's head. refused: they are NaN, as with a wrong
-   list of a query that shares the key head. */
+/* Computes dK and dV of a block of keys of the job's head. refused: they are NaN. */
 KFI_HOST void kfi_cpu_attention_bwd_key_job(kfi_cpu_attention_bwd_job *j, kf_i64 key0, int refused)
 {
     const kfi_cpu_attention *const m = &j->m->a;
     const kf_i64 rows = m->queries * m->group;
-    j->wrong = 0;
     j->a.key0 = key0;
     j->a.keys = kfi_cpu_gemm_least(m->keys - key0, j->p.keys);
-    kfi_cpu_attention_bwd_set_keys(j, refused);
+    memset(j->room.dk, refused ? 0xff : 0, (size_t)(j->a.keys * j->p.pitch_q * j->p.lanes.unit));
+    memset(j->room.dv, refused ? 0xff : 0, (size_t)(j->a.keys * j->p.pitch_v * j->p.lanes.unit));
     if (!refused && rows > 0) kfi_cpu_attention_bwd_pack_keys(j);
     for (kf_i64 row = 0; !refused && row < rows; row += j->p.block_rows)
         kfi_cpu_attention_bwd_rows_to_keys(j, row);
-    if (j->wrong) kfi_cpu_attention_bwd_set_keys(j, 1);
     kfi_cpu_attention_bwd_store(j, j->m->dk, &j->m->dk_strides, key0, j->a.keys, j->room.dk,
                                 j->p.pitch_q, m->dim);
     kfi_cpu_attention_bwd_store(j, j->m->dv, &j->m->dv_strides, key0, j->a.keys, j->room.dv,
@@ -200,22 +191,16 @@ KFI_HOST void kfi_cpu_attention_bwd_pack_cols(kfi_cpu_attention_bwd_job *j)
         j->a.finite = j->a.finite && j->f->finite(to, j->a.keys * v->cols);
     }
 }
-/* Sets dQ of the job's rows, and the sums of gradients per head, to 0. refused: to NaN, as of rows
-   with a wrong list. */
-KFI_HOST void kfi_cpu_attention_bwd_set_rows(kfi_cpu_attention_bwd_job *j, int refused)
+/* Sets the sums of the job's rows, of gradients per head, to 0. refused: to NaN. */
+KFI_HOST void kfi_cpu_attention_bwd_start_heads(kfi_cpu_attention_bwd_job *j, int refused)
 {
     const kfi_cpu_attention *const m = &j->m->a;
     const kf_i64 unit = j->p.lanes.unit;
-    for (kf_i64 i = 0; i < j->a.rows; ++i)
-        memset(j->room.dq + i * j->p.pitch_q * unit,
-               refused || (m->sparse && j->a.room.row[i].end < 0) ? 0xff : 0,
-               (size_t)(j->p.pitch_q * unit));
     for (int n = 0; n < m->score.tensors; ++n)
         for (kf_i64 i = 0; j->m->dheads[n].data && i < j->a.rows; ++i) {
             const kfi_cpu_attention_row *const own = &j->a.room.row[i];
             const kf_i64 at = j->a.batch * m->row_batch + own->head * m->row_head + own->query;
-            memset(j->m->dheads[n].rows + at * unit,
-                   refused || (m->sparse && own->end < 0) ? 0xff : 0, (size_t)unit);
+            memset(j->m->dheads[n].rows + at * unit, refused ? 0xff : 0, (size_t)unit);
         }
 }
 /* Computes dQ, gradients of the scores' shape and sums of gradients per head, of the rows from row0
@@ -224,9 +209,10 @@ KFI_HOST void kfi_cpu_attention_bwd_row_job(kfi_cpu_attention_bwd_job *j, kf_i64
 {
     const kfi_cpu_attention *const m = &j->m->a;
     const kfi_cpu_gemm_lanes *const v = &j->p.lanes;
-    kfi_cpu_attention_bwd_start_rows(j, row0, j->p.rows, 0);
+    kfi_cpu_attention_bwd_start_rows(j, row0, j->p.rows);
     const kfi_cpu_attention_keys seen = kfi_cpu_attention_bwd_seen(j);
-    kfi_cpu_attention_bwd_set_rows(j, refused);
+    kfi_cpu_attention_bwd_start_heads(j, refused);
+    memset(j->room.dq, refused ? 0xff : 0, (size_t)(j->a.rows * j->p.pitch_q * v->unit));
     for (kf_i64 row = 0; seen.first <= seen.last && row < j->a.rows; row += v->rows) {
         kfi_cpu_attention_bwd_load(j, row, kfi_cpu_gemm_least(j->a.rows - row, v->rows));
         kfi_cpu_attention_bwd_pack_rows(j, row, 0);
@@ -234,8 +220,6 @@ KFI_HOST void kfi_cpu_attention_bwd_row_job(kfi_cpu_attention_bwd_job *j, kf_i64
     for (j->a.key0 = seen.first / j->p.keys * j->p.keys; j->a.key0 <= seen.last;
          j->a.key0 += j->p.keys) {
         j->a.keys = kfi_cpu_gemm_least(m->keys - j->a.key0, j->p.keys);
-        if (m->sparse && !kfi_cpu_attention_listed(m, j->a.room.row, j->a.rows, j->a.key0))
-            continue;
         kfi_cpu_attention_bwd_pack_keys(j);
         kfi_cpu_attention_bwd_pack_cols(j);
         for (kf_i64 row = 0; row < j->a.rows; row += v->rows) {
@@ -246,10 +230,6 @@ KFI_HOST void kfi_cpu_attention_bwd_row_job(kfi_cpu_attention_bwd_job *j, kf_i64
             kfi_cpu_attention_bwd_add_keys(j, row, rows, need);
         }
     }
-    for (kf_i64 i = 0; m->sparse && i < j->a.rows; ++i)
-        if (j->a.room.row[i].end < 0)
-            kfi_cpu_attention_bwd_fill_scores(j->m, j->a.batch, j->a.room.row[i].head,
-                                              j->a.room.row[i].query, 1);
     for (kf_i64 i = 0; j->m->dq && m->dim && i < j->a.rows; ++i) {
         const kfi_cpu_attention_row *const own = &j->a.room.row[i];
         const kfi_cpu_attention_strides *const s = &j->m->dq_strides;

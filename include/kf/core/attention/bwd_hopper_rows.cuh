@@ -168,8 +168,8 @@ KFI_DEVICE void kfi_attention_bwd_finish_rows(const kfi_attention_bwd_rows &r, i
     for (int row = (int)threadIdx.x / 32; row < queries; row += threads / 32)
         if (bad[row])
             kfi_attention_bwd_recompute<type, KFI_SCORE_PLAIN, dim, 0, KFI_ATTENTION_FIRST,
-                                        KFI_NO_DROPOUT>(a, r.w.g, kfi_attention_blocks(),
-                                                        block * queries + row, head, batch);
+                                        KFI_NO_DROPOUT>(a, r.w.g, block * queries + row, head,
+                                                        batch);
 }
 // Computes rows of dk and dv again that bwd_hopper.cuh has reported.
 template <int type, int tile>
@@ -185,7 +185,7 @@ KFI_DEVICE void kfi_attention_bwd_mend_keys(const kfi_attention_bwd_rows &r, int
         for (int row = 16 * n; row < kfi_min_i32(16 * n + 16, r.w.a.keys); ++row)
             kfi_attention_bwd_recompute<type, KFI_SCORE_PLAIN, dim, 1,
                                         KFI_ATTENTION_FIRST | KFI_ATTENTION_SECOND, KFI_NO_DROPOUT>(
-                r.w.a, r.w.g, kfi_attention_blocks(), row, head, batch);
+                r.w.a, r.w.g, row, head, batch);
     }
 }
 template <int type, int tile>

@@ -84,14 +84,14 @@ KFI_DEVICE void kfi_attention_fetch_statistics(float *to, const kfi_attention &a
 // ---- rows that a hidden value reached ----
 
 // Computes a row over its visible pairs, by all lanes of a warp, and stores it. head: of the block.
-template <int type, int score, int dim, int transposed, int parts, int drop, class walk>
+template <int type, int score, int dim, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
-                                            const kfi_attention_gradients &g, const walk &b,
-                                            int row, int head, int batch)
+                                            const kfi_attention_gradients &g, int row, int head,
+                                            int batch)
 {
     const int lane = (int)threadIdx.x % 32, heads = transposed ? a.group : 1;
     const kfi_attention_side own = kfi_attention_side_of<transposed>(a, g, head, batch);
-    const kfi_attention_positions span = kfi_attention_others<transposed>(a, b, row);
+    const kfi_attention_span span = kfi_attention_span_of<transposed>(a, row);
     const kfi_rng rng = kfi_attention_rng<drop>(a);
     float x[dim / 32], y[dim / 32], first[dim / 32], second[dim / 32];
 #pragma unroll
@@ -108,9 +108,7 @@ KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
         const kfi_attention_side others =
             kfi_attention_side_of<!transposed>(a, g, transposed ? of_q : head / a.group, batch);
 #pragma unroll 1
-        for (int i = span.begin; i <= span.end; ++i) {
-            const int other = kfi_attention_other(a, b, row, of_q, &i);
-            if (other < 0) continue;
+        for (int other = span.first; other <= span.last; ++other) {
             const char *const from = others.first.p + other * others.first.step,
                               *const from2 = others.second.p + other * others.second.step;
             const int query = transposed ? other : row, key = transposed ? row : other;
@@ -133,12 +131,12 @@ KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
             d = kfi_attention_number<type>((const char *)&both, 0);
             s = kfi_attention_number<type>((const char *)&both, 1);
 #pragma unroll
-            for (int j = 0; j < dim / 32; ++j) {
-                const int c = lane + 32 * j;
+            for (int i = 0; i < dim / 32; ++i) {
+                const int c = lane + 32 * i;
                 if (parts & KFI_ATTENTION_FIRST && !hidden && c < a.dim)
-                    first[j] = __fmaf_rn(d, kfi_attention_number<type>(from, c), first[j]);
+                    first[i] = __fmaf_rn(d, kfi_attention_number<type>(from, c), first[i]);
                 if (parts & KFI_ATTENTION_SECOND && kept && !hidden && c < a.dim_v)
-                    second[j] = __fmaf_rn(s, kfi_attention_number<type>(from2, c), second[j]);
+                    second[i] = __fmaf_rn(s, kfi_attention_number<type>(from2, c), second[i]);
             }
         }
     }
@@ -173,9 +171,9 @@ KFI_DEVICE unsigned kfi_attention_bwd_bad(const float *first, const float *secon
     return __ballot_sync(0xffffffffu, in && bad != bad);
 }
 // Computes rows again: those of the lanes in `bad`. row: of this lane.
-template <int type, int score, int dim, int transposed, int parts, int drop, class walk>
+template <int type, int score, int dim, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_mend(unsigned bad, const kfi_attention &a,
-                                       const kfi_attention_gradients &g, const walk &b, int row,
+                                       const kfi_attention_gradients &g, int row,
                                        const kfi_attention_place &at)
 {
 #pragma unroll 1
@@ -183,7 +181,7 @@ KFI_DEVICE void kfi_attention_bwd_mend(unsigned bad, const kfi_attention &a,
         const int from = __ffs((int)bad) - 1;
         bad &= ~(0xfu << (from & ~3));
         kfi_attention_bwd_recompute<type, score, dim, transposed, parts, drop>(
-            a, g, b, __shfl_sync(0xffffffffu, row, from), at.head, at.batch);
+            a, g, __shfl_sync(0xffffffffu, row, from), at.head, at.batch);
     }
 }
 
@@ -191,11 +189,10 @@ KFI_DEVICE void kfi_attention_bwd_mend(unsigned bad, const kfi_attention &a,
 
 // Stores a warp's rows. mend: hidden values may have reached them; such rows are stored twice, when
 // their accumulators need no registers any more.
-template <int type, int score, int dim, int transposed, int parts, int drop, class walk>
+template <int type, int score, int dim, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_store(const float *first, const float *second,
                                         const kfi_attention &a, const kfi_attention_gradients &g,
-                                        const walk &b, int row, const kfi_attention_place &at,
-                                        bool mend)
+                                        int row, const kfi_attention_place &at, bool mend)
 {
     const float one = at.refused ? kfi_attention_nan() : 1.0f,
                 factor = one * kfi_attention_product_factor<float>(a);
@@ -227,24 +224,25 @@ KFI_DEVICE void kfi_attention_bwd_store(const float *first, const float *second,
 #pragma unroll 1
     for (int h = 0; h < 2; ++h)
         kfi_attention_bwd_mend<type, score, dim, transposed, parts, drop>(h ? bad[1] : bad[0], a, g,
-                                                                          b, row + 8 * h, at);
+                                                                          row + 8 * h, at);
 }
 
-// Runs the kernel for one block of rows and its walk (bwd_walk.cuh). Called by all threads.
-// transposed: the rows are keys.
-template <int type, int tile, int score, int transposed, int parts, int drop, class walk>
+// Runs the kernel for one block of rows. Called by all threads. transposed: the rows are keys.
+template <int type, int tile, int score, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attention_gradients &g,
-                                      kfi_attention_place at, const walk &b)
+                                      const kfi_attention_place &at)
 {
     constexpr int dim = kfi_attention_mma_dim(tile), step = kfi_attention_bwd_step(tile),
                   rows = KFI_ATTENTION_MMA_ROWS, bytes = step * dim * 2;
     const int lane = (int)threadIdx.x % 32, own_row = (int)threadIdx.x / 32 * 16 + lane / 4,
-              row = at.begin + own_row, col = 2 * (lane % 4),
-              first_head = transposed ? at.head * a.group : at.head,
-              end_head = first_head + (transposed ? a.group : 1);
+              row = at.begin + own_row, col = 2 * (lane % 4), heads = transposed ? a.group : 1,
+              count = transposed ? a.keys : a.queries;
     char *const own_first = kfi_dynamic(), *const own_second = own_first + rows * dim * 2,
                 *const stages = own_second + rows * dim * 2;
     float *const statistics = (float *)(void *)(stages + 4 * bytes);
+    const kfi_attention_blocks b =
+        kfi_attention_walk<step, transposed>(a, at.begin, kfi_min_i32(at.begin + rows, count) - 1);
+    const int steps = b.last < b.first ? 0 : heads * (b.last - b.first + 1);
     const kfi_attention_own_rows<float> own =
         kfi_attention_own_rows_of<transposed, float>(a, g, row, at.head, at.batch);
     float sums[KFI_SCORE_TENSORS] = {}, first[parts & KFI_ATTENTION_FIRST ? dim / 2 : 1],
@@ -265,28 +263,26 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
             kfi_attention_fetch_statistics<step>(statistics + stage * 3 * step, a, g, block * step,
                                                  head, at.batch);
     };
-    auto now = kfi_attention_first_step(b, first_head, end_head);
-    bool partial =
-        score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a) || kfi_attention_hides(b);
+    int head = transposed ? at.head * a.group : at.head, block = b.first;
+    bool partial = score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a);
     const kfi_rng rng = kfi_attention_rng<drop>(a);
     kfi_attention_kept kept = {(unsigned char *)(statistics + 6 * step), 0, 0};
-    if (now.any) {
+    if (steps > 0) {
         const kfi_attention_side from = kfi_attention_side_of<transposed>(a, g, at.head, at.batch);
         kfi_attention_fetch<rows, dim, 0>(own_first, from.first, at.begin);
         kfi_attention_fetch<rows, dim, 0>(own_second, from.second, at.begin);
-        fetch(0, now.block, now.head);
+        fetch(0, block, head);
     }
     kfi_fetch_commit();
 #pragma unroll 1
-    for (int n = 0; now.any; ++n) {
+    for (int n = 0; n < steps; ++n) {
         const char *const of_first = stages + n % 2 * 2 * bytes, *const of_second =
                                                                      of_first + bytes;
-        const int block = now.block, head = now.head;
-        auto next = now;
+        const int next = block == b.last ? b.first : block + 1,
+                  next_head = block == b.last ? head + 1 : head;
         kfi_fetch_wait<0>(); // this stage
         __syncthreads();     // for all threads; the other stage may be overwritten
-        kfi_attention_next_step(b, end_head, &next);
-        if (next.any) fetch((n + 1) % 2, next.block, next.head);
+        if (n + 1 < steps) fetch((n + 1) % 2, next, next_head);
         kfi_fetch_commit();
         kfi_attention_draw_tile<drop, transposed ? step : rows, transposed ? rows : step>(
             &kept, rng, a, transposed ? block * step : at.begin,
@@ -303,11 +299,11 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
 #pragma unroll
             for (int i = 0; i < step / 2; ++i) d[i] = 0;
         }
-        const bool masked = kfi_attention_is_masked(b, block);
+        const bool masked = block > b.last_whole || block < b.first_whole;
         partial |= masked;
         kfi_attention_bwd_fragment<score, 1, drop, step, transposed, 2>(
             s, d, a, g, loaded, own, kept, statistics + n % 2 * 3 * step, block * step, masked,
-            kfi_attention_pairs_of(b, now, row), place, true, sums);
+            place, true, sums);
         if constexpr (parts & KFI_ATTENTION_SECOND) {
             kfi_attention_convert<type, step>(p, s);
             kfi_attention_mma_values<type, dim, step>(second, p, of_second);
@@ -316,31 +312,30 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
             kfi_attention_convert<type, step>(p, d);
             kfi_attention_mma_values<type, dim, step>(first, p, of_first);
         }
-        now = next;
+        block = next, head = next_head;
     }
-    at.refused |= kfi_attention_is_wrong(now);
     if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed)
         kfi_attention_clear_scores<score, step, float>(a, g, b, rows, at);
     if constexpr (kfi_score_sums(kfi_tag<score>()) && !transposed)
         kfi_attention_store_sums<score>(sums, g, (int)blockIdx.x, at.refused);
-    kfi_attention_bwd_store<type, score, dim, transposed, parts, drop>(first, second, a, g, b, row,
-                                                                       at, partial && !at.refused);
+    kfi_attention_bwd_store<type, score, dim, transposed, parts, drop>(first, second, a, g, row, at,
+                                                                       partial);
 }
 // The same for the part of a block number.
-template <int type, int tile, int score, int transposed, int drop, class walk>
+template <int type, int tile, int score, int transposed, int drop>
 KFI_DEVICE void kfi_attention_bwd_mma_part(const kfi_attention &a, const kfi_attention_gradients &g,
-                                           const kfi_attention_place &at, const walk &b, int part)
+                                           const kfi_attention_place &at, int part)
 {
     if constexpr (kfi_attention_bwd_mma_parts(tile, transposed) == 2) {
         if (part)
-            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_SECOND, drop>(a, g, at, b);
+            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_SECOND, drop>(a, g, at);
         else
-            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_FIRST, drop>(a, g, at, b);
+            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_FIRST, drop>(a, g, at);
     } else {
         kfi_attention_bwd_mma<
             type, tile, score, transposed,
             transposed ? KFI_ATTENTION_FIRST | KFI_ATTENTION_SECOND : KFI_ATTENTION_FIRST, drop>(
-            a, g, at, b);
+            a, g, at);
     }
 }
 #endif
@@ -352,12 +347,10 @@ KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0, 0)
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
     constexpr int parts = kfi_attention_bwd_mma_parts(tile, transposed);
     kfi_begin();
-    const kfi_attention_place at = kfi_attention_bwd_place<KFI_ATTENTION_MMA_ROWS, transposed>(
-        w.a, transposed ? w.g.kv_heads : w.a.heads, (int)blockIdx.x / parts);
     kfi_attention_bwd_mma_part<type, tile, score, transposed, drop>(
-        w.a, w.g, at,
-        kfi_attention_walk_from<kfi_attention_bwd_step(tile), KFI_ATTENTION_MMA_ROWS, transposed>(
-            w.a, at.begin),
+        w.a, w.g,
+        kfi_attention_bwd_place<KFI_ATTENTION_MMA_ROWS, transposed>(
+            w.a, transposed ? w.g.kv_heads : w.a.heads, (int)blockIdx.x / parts),
         (int)blockIdx.x % parts);
 #endif
 }
@@ -372,28 +365,10 @@ KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0, 0)
     kfi_attention_place at;
     if (kfi_attention_bwd_find<KFI_ATTENTION_MMA_ROWS, transposed>(&own, &at, w.p, w.g,
                                                                    (int)blockIdx.x / parts, 2))
-        kfi_attention_bwd_mma_part<type, tile, score, transposed, drop>(
-            own.a, own.g, at,
-            kfi_attention_walk_from<kfi_attention_bwd_step(tile), KFI_ATTENTION_MMA_ROWS,
-                                    transposed>(own.a, at.begin),
-            (int)blockIdx.x % parts);
+        kfi_attention_bwd_mma_part<type, tile, score, transposed, drop>(own.a, own.g, at,
+                                                                        (int)blockIdx.x % parts);
     else if constexpr (!transposed)
         kfi_attention_no_sums<score, float>(w.g, (int)blockIdx.x);
-#endif
-}
-template <int type, int tile, int score, int transposed, int drop = KFI_NO_DROPOUT>
-KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0, 0)
-    kfk_attention_bwd_mma_sparse(const __grid_constant__ kfi_attention_bwd_sparse w)
-{
-#if defined(KFI_DEVICE_PASS) && KFI_MMA
-    constexpr int parts = kfi_attention_bwd_mma_parts(tile, transposed);
-    kfi_begin();
-    kfi_attention_place at = kfi_attention_bwd_place<KFI_ATTENTION_MMA_ROWS, transposed>(
-        w.s.a, transposed ? w.g.kv_heads : w.s.a.heads, (int)blockIdx.x / parts);
-    const auto b = kfi_attention_walk_lists<kfi_attention_bwd_step(tile), KFI_ATTENTION_MMA_ROWS,
-                                            transposed, float>(w.s, w.g, &at);
-    kfi_attention_bwd_mma_part<type, tile, score, transposed, drop>(w.s.a, w.g, at, b,
-                                                                    (int)blockIdx.x % parts);
 #endif
 }
 

@@ -3,11 +3,11 @@
 // kernels, and their arguments.
 //
 // 2-byte elements take wgmma (bwd_hopper.cuh) on sm_90a if the score is a multiple of the product,
-// without dropout, lists of blocks and a bound on the first key, rows begin at multiples of 16
-// bytes, and head dimensions are multiples of 8 up to 128; otherwise mma.sync (bwd_mma.cuh) from
-// sm_80 on, with up to 256 dimensions. Others take FMAs (bwd_simt.cuh). The workspace has three
-// numbers per query and, of each gradient with one number per head, the sums of blocks of queries;
-// or what wgmma needs: sums of dq in float besides.
+// without dropout and without a bound on the first key, rows begin at multiples of 16 bytes, and
+// head dimensions are multiples of 8 up to 128; otherwise mma.sync (bwd_mma.cuh) from sm_80 on,
+// with up to 256 dimensions. Others take FMAs (bwd_simt.cuh). The workspace has three numbers per
+// query and, of each gradient with one number per head, the sums of blocks of queries; or what
+// wgmma needs: sums of dq in float besides.
 #ifndef KF_CORE_ATTENTION_BWD_OP_CUH
 #define KF_CORE_ATTENTION_BWD_OP_CUH
 
@@ -229,14 +229,12 @@ KF_FN KFI_SMALL kf_result_t kfi_attention_bwd_limits(const kfi_attention_op &op,
     if (result == KF_SUCCESS) result = kfi_attention_limit_blocks(op, p, p.keys, p.kv_heads, parts);
     return result;
 }
-// Runs a call. args: the kernels' argument, which has `a` with the score's arguments, and `g`; with
-// lists `lists`, too.
+// Runs a call. args: the kernels' argument, which has `a` with the score's arguments, and `g`.
 KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kfi_shape_values &v,
                                             const kfi_attention_plan &p, void *args,
                                             kfi_attention *a, kfi_attention_gradients *g,
                                             const int *of, void *workspace, size_t workspace_bytes,
-                                            cudaStream_t stream,
-                                            kfi_attention_sparse *lists = nullptr)
+                                            cudaStream_t stream)
 {
     const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
     const bool wgmma = small && (op.kernels[1] || op.kernels[4]); // any tile
@@ -257,7 +255,6 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
     if (result != KF_SUCCESS) return result;
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);
-    if (lists) kfi_attention_lists(lists, op, p, steps);
     kfi_attention_bwd_call call = {};
     call.name = &op.name, call.p = &p, call.args = args, call.a = a, call.g = g;
     call.stream = stream;
@@ -291,17 +288,6 @@ KF_FN kf_result_t kfi_attention_bwd_run_packed(const kfi_attention_op &op,
     kfi_attention_sequences(&b->p, op, p);
     return kfi_attention_bwd_run_all(op, v, p, b, &b->p.a, &b->g, of, workspace, workspace_bytes,
                                      stream);
-}
-// The same for lists of blocks of keys.
-KF_FN kf_result_t kfi_attention_bwd_run_sparse(const kfi_attention_op &op,
-                                               const kfi_shape_values &v,
-                                               const kfi_attention_plan &p,
-                                               kfi_attention_bwd_sparse *b, const int *of,
-                                               void *workspace, size_t workspace_bytes,
-                                               cudaStream_t stream)
-{
-    return kfi_attention_bwd_run_all(op, v, p, b, &b->s.a, &b->g, of, workspace, workspace_bytes,
-                                     stream, &b->s);
 }
 #endif
 

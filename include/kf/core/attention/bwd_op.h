@@ -9,10 +9,8 @@
 #include "kf/core/attention/bwd_run.h"
 #include "kf/core/attention/op.h"
 
-/* unit: bytes of an accumulator. sums: operands of the score with a gradient per head. lists:
-   whether the call has lists of blocks of keys. */
 KFI_ONCE kfi_cpu_attention_bwd_sizes kfi_cpu_attention_bwd_sizes_of(const kfi_attention_plan *p,
-                                                                    int unit, int sums, int lists)
+                                                                    int unit, int sums)
 {
     const kf_i64 batch = p->packed ? 1 : p->batch, group = p->kv_heads ? p->heads / p->kv_heads : 0;
     const kfi_cpu_attention_bwd_sizes found = {batch * p->kv_heads,
@@ -24,37 +22,29 @@ KFI_ONCE kfi_cpu_attention_bwd_sizes kfi_cpu_attention_bwd_sizes_of(const kfi_at
                                                p->batch,
                                                p->packed,
                                                unit,
-                                               sums,
-                                               lists ? p->block : 0};
+                                               sums};
     return found;
 }
-/* Workspace in bytes. */
-KFI_ONCE size_t kfi_cpu_attention_bwd_workspace_of(const kfi_attention_plan *p, int unit, int sums,
-                                                   int lists)
+/* Workspace in bytes. unit: bytes of an accumulator. sums: operands of the score with a gradient
+   per head. */
+KFI_ONCE size_t kfi_cpu_attention_bwd_workspace_of(const kfi_attention_plan *p, int unit, int sums)
 {
-    if (!kfi_attention_fits(p) || (lists && p->block < KFI_ATTENTION_LEAST_KEYS)) return 0;
-    const kfi_cpu_attention_bwd_sizes sizes = kfi_cpu_attention_bwd_sizes_of(p, unit, sums, lists);
+    if (!kfi_attention_fits(p)) return 0;
+    const kfi_cpu_attention_bwd_sizes sizes = kfi_cpu_attention_bwd_sizes_of(p, unit, sums);
     return kfi_workspace(kfi_cpu_attention_bwd_bytes(&sizes));
 }
 KFI_ONCE size_t kfi_cpu_attention_bwd_workspace(const void *shape, int unit, int sums)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
-    return kfi_cpu_attention_bwd_workspace_of(&p, unit, sums, 0);
-}
-/* The same for lists of blocks of keys. */
-KFI_ONCE size_t kfi_cpu_attention_bwd_sparse_workspace(const void *shape, int unit, int sums)
-{
-    if (!shape) return 0;
-    const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
-    return kfi_cpu_attention_bwd_workspace_of(&p, unit, sums, 1);
+    return kfi_cpu_attention_bwd_workspace_of(&p, unit, sums);
 }
 /* The same for packed sequences. */
 KFI_ONCE size_t kfi_cpu_attention_bwd_packed_workspace(const void *shape, int unit, int sums)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
-    return kfi_cpu_attention_bwd_workspace_of(&p, unit, sums, 0);
+    return kfi_cpu_attention_bwd_workspace_of(&p, unit, sums);
 }
 /* Sets the gradients among the tensors of a call. Those of the score's tensors follow their order;
    their dtypes are set. */
@@ -96,26 +86,22 @@ KFI_ONCE kf_result_t kfi_cpu_attention_bwd_call_run(const kfi_cpu_attention_op *
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
     kfi_cpu_attention_packed packed;
-    kfi_cpu_attention_sparse lists;
     int sums = 0;
     for (int i = 0; i < KFI_ATTENTION_TENSORS; ++i) sums += m->dheads[i].narrow != NULL;
-    const int sparse = strchr(op->shapes, KFI_ATTENTION_LISTS) != NULL;
     kf_result_t result = kfi_attention_check(&op->name, &op->arguments, &op->strides, op->shapes, v,
                                              p, steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&op->name, &op->arguments, &operands, workspace, workspace_bytes,
-                                 kfi_cpu_attention_bwd_workspace_of(p, op->unit, sums, sparse));
+                                 kfi_cpu_attention_bwd_workspace_of(p, op->unit, sums));
     if (result != KF_SUCCESS) return result;
     result = kfi_cpu_attention_number(&op->name, p, &m->a);
     if (result != KF_SUCCESS) return result;
     kfi_cpu_attention_set(&m->a, op, p, steps, &packed);
-    kfi_cpu_attention_lists(&m->a, &lists, op, p, steps);
     kfi_cpu_attention_bwd_tensors(m, op, steps);
     m->kv_heads = p->kv_heads;
     m->dscores_rows = p->packed ? p->max_query : p->queries;
     m->dscores_keys = p->packed ? p->max_key : p->keys;
-    const kfi_cpu_attention_bwd_sizes sizes =
-        kfi_cpu_attention_bwd_sizes_of(p, op->unit, sums, sparse);
+    const kfi_cpu_attention_bwd_sizes sizes = kfi_cpu_attention_bwd_sizes_of(p, op->unit, sums);
     kfi_cpu_attention_bwd_run(m, &sizes, workspace);
     return KF_SUCCESS;
 }

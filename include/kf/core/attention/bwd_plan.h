@@ -12,7 +12,6 @@ KFI_C_BEGIN
 
 #define KFI_ATTENTION_BWD_ROWS 96         /* rows of a block that a job of keys reads, at most */
 #define KFI_ATTENTION_BWD_KEYS 256        /* keys of a block, at most */
-#define KFI_ATTENTION_BWD_PART 256        /* elements that are loaded or filled at a time */
 #define KFI_ATTENTION_BWD_PITCH 272       /* elements between rows of weights */
 #define KFI_ATTENTION_BWD_BYTES (1 << 18) /* bytes of a block of K and V to aim for */
 
@@ -151,7 +150,6 @@ KFI_HOST size_t kfi_cpu_attention_bwd_row_room(const kfi_cpu_attention_bwd_plan 
 typedef struct {
     kf_i64 heads, rows, keys, queries, dim, dim_v, sequences;
     int packed, unit, sums; /* unit: bytes of an accumulator */
-    kf_i64 block;           /* keys of a block of lists; 0: there are none */
 } kfi_cpu_attention_bwd_sizes;
 
 /* Jobs of a key head that walks `count` rows or keys, `part` a job. */
@@ -176,7 +174,6 @@ kfi_cpu_attention_bwd_make_plan(const kfi_cpu_attention_bwd_sizes *s)
         p.keys > KFI_ATTENTION_LEAST_KEYS &&
         (p.keys * (s->dim + s->dim_v) * s->unit > KFI_ATTENTION_BWD_BYTES || p.keys / 2 >= s->keys))
         p.keys /= 2;
-    if (s->block) p.keys = kfi_cpu_gemm_least(p.keys, s->block);
     p.pitch_q = kfi_cpu_attention_up(s->dim, KFI_ATTENTION_ALIGN);
     p.pitch_v = kfi_cpu_attention_up(s->dim_v, KFI_ATTENTION_ALIGN);
     p.plane = kfi_cpu_gemm_line((size_t)(s->queries * s->unit));

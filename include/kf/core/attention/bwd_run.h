@@ -10,7 +10,8 @@
 
 KFI_C_BEGIN
 
-#define KFI_ATTENTION_BWD_MANY 64 /* rows of a job of the first pass */
+#define KFI_ATTENTION_BWD_PART 256 /* elements of a row that the first pass loads at a time */
+#define KFI_ATTENTION_BWD_MANY 64  /* rows of a job of the first pass */
 
 typedef struct {
     const kfi_cpu_attention_bwd *m;
@@ -69,7 +70,7 @@ KFI_HOST void kfi_cpu_attention_bwd_delta_job(void *context, kf_i64 job)
 KFI_HOST int kfi_cpu_attention_bwd_covers(const kfi_cpu_attention *m)
 {
     const kfi_cpu_attention_range *const r = &m->range;
-    return !m->packed && !m->sparse && !r->first_slope && r->first_add <= 0 && !r->last_slope &&
+    return !m->packed && !r->first_slope && r->first_add <= 0 && !r->last_slope &&
            r->last_add >= m->keys - 1;
 }
 /* Fills the gradients of the scores' shape of one batch and head, whose hidden elements no job of
@@ -80,10 +81,22 @@ KFI_HOST void kfi_cpu_attention_bwd_fill_job(void *context, kf_i64 job)
     const kfi_cpu_attention *const m = &call->m->a;
     const kf_i64 batch = job / m->heads, head = job % m->heads;
     kfi_cpu_attention_sequence s;
+    double fill[KFI_ATTENTION_BWD_PART];
     memset(&s, 0, sizeof s);
     if (m->packed) kfi_cpu_attention_set_sequence(&s, m, batch + 1, 0);
-    for (kf_i64 row = 0; row < call->m->dscores_rows; ++row)
-        kfi_cpu_attention_bwd_fill_scores(call->m, batch, head, row, s.refused);
+    memset(fill, s.refused ? 0xff : 0, sizeof fill);
+    for (int i = 0; i < m->score.tensors; ++i) {
+        const kfi_cpu_attention_dscores *const t = &call->m->dscores[i];
+        for (kf_i64 row = 0; t->data && row < call->m->dscores_rows; ++row) {
+            char *const to = (char *)t->data + (batch * t->strides.batch + head * t->strides.head +
+                                                row * t->strides.row) *
+                                                   t->size;
+            for (kf_i64 key = 0; key < call->m->dscores_keys; key += KFI_ATTENTION_BWD_PART)
+                t->narrow(
+                    fill, to + key * t->size, 1,
+                    (int)kfi_cpu_gemm_least(call->m->dscores_keys - key, KFI_ATTENTION_BWD_PART));
+        }
+    }
 }
 
 /* ---- jobs ---- */

@@ -86,11 +86,11 @@ KFI_DEVICE void kfi_attention_bwd_simt_store(void *to, const kfi_attention_strid
     }
 }
 
-// Runs the kernel for one block of rows, its walk (bwd_walk.cuh) and one slice of columns. Called
-// by all threads. transposed: the rows are keys.
-template <int type, int tile, int score, int transposed, int drop, class walk>
+// Runs the kernel for one block of rows and one slice of columns. Called by all threads.
+// transposed: the rows are keys.
+template <int type, int tile, int score, int transposed, int drop>
 KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attention_gradients &g,
-                                       kfi_attention_place at, const walk &b, int slice)
+                                       const kfi_attention_place &at, int slice)
 {
     typedef typename kfi_attention_element<type>::stored stored;
     typedef typename kfi_attention_element<type>::real real;
@@ -106,6 +106,8 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
                 *const of_p = shared + (rows + keys) * kfi_attention_simt_pitch(type),
                 *const of_values = of_p + rows * p_pitch,
                 *const statistics = of_values + keys * KFI_ATTENTION_SIMT_COLS;
+    const kfi_attention_blocks b =
+        kfi_attention_walk<keys, transposed>(a, at.begin, kfi_min_i32(at.begin + rows, count) - 1);
     const kfi_attention_own_rows<real> own =
         kfi_attention_own_rows_of<transposed, real>(a, g, row, at.head, at.batch);
     real sums[KFI_SCORE_TENSORS] = {}, first[cols / 2], second[transposed ? cols / 2 : 1],
@@ -116,8 +118,7 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
         if constexpr (transposed) second[i] = 0;
     }
     const kfi_rng rng = kfi_attention_rng<drop>(a);
-    const bool skips =
-        score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a) || kfi_attention_hides(b);
+    const bool skips = score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a);
     kfi_attention_kept kept = {(unsigned char *)(statistics + 3 * keys), 0, 0};
     const int first_head = transposed ? at.head * a.group : at.head;
 #pragma unroll 1
@@ -129,11 +130,10 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
                                                    a.queries, a.dim_v),
             k = kfi_attention_simt_view<stored>(a.k, a.k_strides, of_k, at.batch, a.keys, a.dim),
             v = kfi_attention_simt_view<stored>(a.v, a.v_strides, of_k, at.batch, a.keys, a.dim_v);
-        auto now = kfi_attention_first_step(b, head, head + 1);
 #pragma unroll 1
-        for (; now.any; kfi_attention_next_step(b, head + 1, &now)) {
-            const bool masked = kfi_attention_is_masked(b, now.block);
-            const int start = now.block * keys;
+        for (int n = b.first; n <= b.last; ++n) {
+            const bool masked = n > b.last_whole || n < b.first_whole;
+            const int start = n * keys;
             int visible[2][2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -157,8 +157,7 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
                                                  transposed ? q : k, start);
             if (a.dim + a.dim_v == 0) __syncthreads(); // the statistics and bits
             kfi_attention_bwd_fragment<score, 0, drop, keys, transposed, per_thread>(
-                s, d, a, g, loaded, own, kept, statistics, start, masked,
-                kfi_attention_pairs_of(b, now, row), place, slice == 0, sums);
+                s, d, a, g, loaded, own, kept, statistics, start, masked, place, slice == 0, sums);
             if constexpr (transposed)
                 kfi_attention_bwd_simt_add<per_thread, cols, p_pitch>(
                     second, s, of_p, of_values, dout, start, slice * cols, masked, visible, skips);
@@ -166,7 +165,6 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
                 first, d, of_p, of_values, transposed ? q : k, start, slice * cols, masked, visible,
                 skips);
         }
-        at.refused |= kfi_attention_is_wrong(now);
     }
     if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed) {
         if (slice == 0) kfi_attention_clear_scores<score, keys, real>(a, g, b, rows, at);
@@ -199,12 +197,10 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTIO
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_bwd_simt_has(type, tile)) {
         kfi_begin();
-        constexpr int rows = kfi_attention_simt_rows(type, tile);
-        const kfi_attention_place at = kfi_attention_bwd_place<rows, transposed>(
-            w.a, transposed ? w.g.kv_heads : w.a.heads, (int)blockIdx.x / w.g.slices);
         kfi_attention_bwd_simt<type, tile, score, transposed, drop>(
-            w.a, w.g, at,
-            kfi_attention_walk_from<KFI_ATTENTION_SIMT_KEYS, rows, transposed>(w.a, at.begin),
+            w.a, w.g,
+            kfi_attention_bwd_place<kfi_attention_simt_rows(type, tile), transposed>(
+                w.a, transposed ? w.g.kv_heads : w.a.heads, (int)blockIdx.x / w.g.slices),
             (int)blockIdx.x % w.g.slices);
     }
 #endif
@@ -217,38 +213,16 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTIO
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_bwd_simt_has(type, tile)) {
         kfi_begin();
-        constexpr int rows = kfi_attention_simt_rows(type, tile);
         kfi_attention_bwd own;
         kfi_attention_place at;
-        if (kfi_attention_bwd_find<rows, transposed>(
+        if (kfi_attention_bwd_find<kfi_attention_simt_rows(type, tile), transposed>(
                 &own, &at, w.p, w.g, (int)blockIdx.x / w.g.slices,
                 sizeof(typename kfi_attention_element<type>::stored)))
             kfi_attention_bwd_simt<type, tile, score, transposed, drop>(
-                own.a, own.g, at,
-                kfi_attention_walk_from<KFI_ATTENTION_SIMT_KEYS, rows, transposed>(own.a, at.begin),
-                (int)blockIdx.x % w.g.slices);
+                own.a, own.g, at, (int)blockIdx.x % w.g.slices);
         else if (!transposed && (int)blockIdx.x % w.g.slices == 0)
             kfi_attention_no_sums<score, typename kfi_attention_element<type>::real>(
                 w.g, (int)blockIdx.x / w.g.slices);
-    }
-#endif
-}
-template <int type, int tile, int score, int transposed, int drop = KFI_NO_DROPOUT>
-KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
-                           2)
-    kfk_attention_bwd_simt_sparse(const __grid_constant__ kfi_attention_bwd_sparse w)
-{
-#ifdef KFI_DEVICE_PASS
-    if constexpr (kfi_attention_bwd_simt_has(type, tile)) {
-        constexpr int rows = kfi_attention_simt_rows(type, tile);
-        kfi_begin();
-        kfi_attention_place at = kfi_attention_bwd_place<rows, transposed>(
-            w.s.a, transposed ? w.g.kv_heads : w.s.a.heads, (int)blockIdx.x / w.g.slices);
-        const auto b =
-            kfi_attention_walk_lists<KFI_ATTENTION_SIMT_KEYS, rows, transposed,
-                                     typename kfi_attention_element<type>::real>(w.s, w.g, &at);
-        kfi_attention_bwd_simt<type, tile, score, transposed, drop>(w.s.a, w.g, at, b,
-                                                                    (int)blockIdx.x % w.g.slices);
     }
 #endif
 }

@@ -20,27 +20,11 @@ typedef struct {
     const kfi_cpu_attention_softmax *f;
     const kfi_cpu_attention_bwd_rows *rows;
     int stores; /* whether strips store the gradients of the scores' shape */
-    int wrong;  /* whether a list of the job's rows is wrong */
 } kfi_cpu_attention_bwd_job;
 
-/* Finds the list of a row, from the block of keys of number `first` on. Rows of a wrong one have
-   no entries, and the end -1. */
-KFI_HOST void kfi_cpu_attention_bwd_start_list(kfi_cpu_attention_bwd_job *j, kf_i64 row,
-                                               kf_i64 first)
-{
-    const kfi_cpu_attention *const m = &j->m->a;
-    kfi_cpu_attention_row *const own = &j->a.room.row[row];
-    if (row > 0 && own->query % m->sparse->block) { /* the list of the row before */
-        own->next = own[-1].next, own->end = own[-1].end;
-        return;
-    }
-    if (!kfi_cpu_attention_start_list(m, j->a.batch, own)) own->end = -1, j->wrong = 1;
-    while (own->next < own->end && m->sparse->entries[2 * own->next] < first) ++own->next;
-}
-/* Sets the rows [row0, row0 + most) of the job's head: their indices and the keys that they see.
-   key0: the first key of which lists are read. */
+/* Sets the rows [row0, row0 + most) of the job's head: their indices and the keys that they see. */
 KFI_HOST void kfi_cpu_attention_bwd_start_rows(kfi_cpu_attention_bwd_job *j, kf_i64 row0,
-                                               kf_i64 most, kf_i64 key0)
+                                               kf_i64 most)
 {
     const kfi_cpu_attention *const m = &j->m->a;
     j->a.row0 = row0;
@@ -50,8 +34,6 @@ KFI_HOST void kfi_cpu_attention_bwd_start_rows(kfi_cpu_attention_bwd_job *j, kf_
         own->head = j->a.kv_head * m->group + (row0 + i) / m->queries;
         own->query = (row0 + i) % m->queries;
         own->visible = kfi_cpu_attention_visible(m, own->query);
-        own->bits = NULL;
-        if (m->sparse) kfi_cpu_attention_bwd_start_list(j, i, key0 / m->sparse->block);
     }
 }
 /* The first and the last key that some row of the job sees; last < first: none. */
@@ -134,23 +116,6 @@ KFI_HOST void kfi_cpu_attention_bwd_store_scores(kfi_cpu_attention_bwd_job *j, k
                   1, (int)count);
     }
 }
-/* Fills a row of the gradients of the scores' shape with zeros, or with NaN. */
-KFI_HOST void kfi_cpu_attention_bwd_fill_scores(const kfi_cpu_attention_bwd *m, kf_i64 batch,
-                                                kf_i64 head, kf_i64 row, int nan)
-{
-    double fill[KFI_ATTENTION_BWD_PART];
-    memset(fill, nan ? 0xff : 0, sizeof fill);
-    for (int i = 0; i < m->a.score.tensors; ++i) {
-        const kfi_cpu_attention_dscores *const t = &m->dscores[i];
-        const kfi_cpu_attention_strides *const s = &t->strides;
-        if (!t->data) continue;
-        char *const to =
-            (char *)t->data + (batch * s->batch + head * s->head + row * s->row) * t->size;
-        for (kf_i64 key = 0; key < m->dscores_keys; key += KFI_ATTENTION_BWD_PART)
-            t->narrow(fill, to + key * t->size, 1,
-                      (int)kfi_cpu_gemm_least(m->dscores_keys - key, KFI_ATTENTION_BWD_PART));
-    }
-}
 /* Adds a row's gradients of operands with a number per head. dscores: gradients of the scores. */
 KFI_HOST void kfi_cpu_attention_bwd_add_heads(kfi_cpu_attention_bwd_job *j, kf_i64 at,
                                               kfi_cpu_attention_keys need, const char *dscores)
@@ -178,7 +143,6 @@ KFI_HOST void kfi_cpu_attention_bwd_row(kfi_cpu_attention_bwd_job *j, kf_i64 row
     const int pair = m->row_max && m->log_sum;
     if (m->score.fn && visible.first < visible.last)
         kfi_cpu_attention_score_row(&j->a, row, need, weights);
-    if (own->bits) j->f->hide(weights, need, own->bits);
     j->rows->weights(weights, need, visible, (const char *)(pair ? m->row_max : m->lse) + at,
                      pair ? (const char *)m->log_sum + at : NULL);
     if (m->rng) j->f->drop(dots, need, m->rng, number);

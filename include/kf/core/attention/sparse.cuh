@@ -7,7 +7,7 @@
 // the last to the first, so that sums have the order of a call without lists. The bounds of a list
 // are clamped, as those of packed sequences. Rows of a list with a number outside of the keys or of
 // the masks, or with more entries than blocks of keys, are NaN. Nothing outside is read. Callers:
-// portable.cuh, simt.cuh, bwd_sparse.cuh.
+// portable.cuh, simt.cuh.
 #ifndef KF_CORE_ATTENTION_SPARSE_CUH
 #define KF_CORE_ATTENTION_SPARSE_CUH
 
@@ -53,8 +53,7 @@ KFI_DEVICE kfi_attention_list kfi_attention_list_of(const kfi_attention_sparse &
         wrong |= key < 0 || key >= blocks || mask < -1 || mask >= s.mask_count;
     }
     at->refused = __syncthreads_or(wrong) != 0;
-    int shift = 0;
-    while (keys << shift < s.block) ++shift;
+    const int shift = s.block == keys ? 0 : s.block == 2 * keys ? 1 : 2;
     const kfi_attention_list b = {
         0,
         at->refused ? -1 : (count << shift) - 1,

@@ -89,7 +89,7 @@ KFI_ONCE kf_result_t kfi_check_logits_overlap(const kfi_name *name, const kfi_ar
         for (int j = 0; j < all->count; ++j) {
             const char *const own = kfi_word(arguments->words, i), *const other = kfi_word(
                                                                        arguments->words, j);
-            if (levels[i].words == levels[j].words || !kfi_clashes(all, NULL, 0, i, j)) continue;
+            if (levels[i].words == levels[j].words || !kfi_clashes(all, NULL, i, j)) continue;
             return kfi_fail(KF_ERROR_OVERLAP, name, own,
                             "at %p overlaps %.*s at %p, expected memory apart", all->of[i].ptr,
                             (int)strcspn(other, " "), other, all->of[j].ptr);

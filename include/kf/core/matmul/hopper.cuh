@@ -276,26 +276,10 @@ KFI_DEVICE void kfi_pipeline_mma_stage(float (*sums)[kfi_policy(tile).cols / 2],
             kfi_wgmma<kfi_policy(tile).cols, type, transposed_a, transposed_b>(
                 sums[m], a + (m * 8192 + q * step_a) / 16, b + q * step_b / 16, !first || q > 0);
 }
-// Zeroes the first `count` elements of each of the warpgroup's rows of A in the current stage.
-// Called by its 128 threads, before the first product of a tile (row_class.cuh).
-template <int tile> KFI_DEVICE void kfi_pipeline_clear(const kfi_pipeline &r, int count)
-{
-    const int row = (int)threadIdx.x % 128;
-    // 128-byte swizzle: the first 16 bytes of a row are its chunk `row % 8`.
-    char *const a = kfi_dynamic() + (r.stages - kfi_shared_address(kfi_dynamic())) +
-                    r.stage * kfi_pipeline_stage_bytes(tile) + row * 128 + ((row & 7) << 4) +
-                    (kfi_policy(tile).cooperative ? (r.group - 1) * 8192 : 0);
-    if (row < kfi_pipeline_warpgroup_rows(tile))
-        for (int e = 0; e < count; ++e) ((unsigned short *)a)[e] = 0;
-    kfi_async_fence();
-    kfi_named_sync<128>(2 + r.group);
-}
-// Accumulates a tile over K. cleared, if `clears`: leading elements of each row of A to zero. In
-// ping-pong a named barrier orders the two mainloops: without it a consumer could run a whole lap
-// ahead and take an old phase of an mbarrier for its own.
-template <int type, int tile, int layout, int clears = 0>
-KFI_DEVICE void kfi_pipeline_mainloop(float (*sums)[kfi_policy(tile).cols / 2], kfi_pipeline *r,
-                                      int cleared = 0)
+// Accumulates a tile over K. In ping-pong a named barrier orders the two mainloops: without it a
+// consumer could run a whole lap ahead and take an old phase of an mbarrier for its own.
+template <int type, int tile, int layout>
+KFI_DEVICE void kfi_pipeline_mainloop(float (*sums)[kfi_policy(tile).cols / 2], kfi_pipeline *r)
 {
     const bool tells = threadIdx.x % 128 == 0;
     unsigned last = 0;
@@ -303,8 +287,6 @@ KFI_DEVICE void kfi_pipeline_mainloop(float (*sums)[kfi_policy(tile).cols / 2], 
 #pragma unroll 1
     for (int i = 0; i < r->count; ++i) {
         kfi_mbar_wait(r->full + 8 * r->stage, r->phase);
-        if constexpr (clears)
-            if (i == 0 && cleared > 0) kfi_pipeline_clear<tile>(*r, cleared);
         kfi_wgmma_fence();
         kfi_pipeline_mma_stage<type, tile, layout>(sums, *r, i == 0);
         kfi_wgmma_commit();

@@ -91,9 +91,6 @@ KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s, int type, int layout)
                                      : -1;
 }
 
-// Kernels with skinny M, and kernels that store through slabs in layout nt.
-#define KFI_SKINNY_KERNELS 2
-#define KFI_SLAB_KERNELS 5
 // Index of a tile among an op's kernels that store through slabs.
 KF_FN int kfi_slab_kernel_index(int tile)
 {

@@ -4,7 +4,6 @@
 #ifndef KF_CORE_MATMUL_HOST_CUH
 #define KF_CORE_MATMUL_HOST_CUH
 
-#include "kf/core/matmul/row_class_host.cuh"
 #include "kf/core/matmul/skinny_f32_host.cuh"
 #include "kf/core/matmul/sum.cuh"
 #include "kf/core/schedules.cuh"

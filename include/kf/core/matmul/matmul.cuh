@@ -8,7 +8,6 @@
 #include "kf/core/matmul/skinny_f32.cuh"
 #include "kf/core/matmul/mma.cuh"
 #include "kf/core/matmul/pick.cuh"
-#include "kf/core/matmul/row_class.cuh"
 #include "kf/core/matmul/simt.cuh"
 #include "kf/core/matmul/tf32.cuh"
 

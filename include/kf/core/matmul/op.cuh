@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/matmul/op.cuh: host side of matmul forwards in CUDA: checks, workspace, choice of the
-// kernel and launch. Order of choice: skinny M, wgmma (through slabs where results allow TMA, or by
-// classes of rows), portable tiles with split-K. The kernels are in templates; backwards:
-// backward.cuh.
+// kernel and launch. Order of choice: skinny M, wgmma (through slabs where results allow TMA),
+// portable tiles with split-K. The kernels are in templates; backwards: backward.cuh.
 #ifndef KF_CORE_MATMUL_OP_CUH
 #define KF_CORE_MATMUL_OP_CUH
 
@@ -36,8 +35,7 @@ struct kfi_gemm_op {
     const char *shapes; // check.h
     // Kernels by kfi_gemm_kernel_of, the last one reducing splits; then the pass that makes the
     // left factor (`loads`); then skinny M (2 bytes: N = 16, 64; float32 in layout nt:
-    // kfi_skinny_f32_width), and for 2-byte elements those of kfi_slab_kernel_index, and in layout
-    // nt those of kfi_class_tiles.
+    // kfi_skinny_f32_width), and for 2-byte elements those of kfi_slab_kernel_index.
     const void *const *kernels;
     int size = 0; // bytes of an element
     int left = 0, products = 0, weights[2] = {};
@@ -47,13 +45,11 @@ struct kfi_gemm_op {
     int type = 0;             // KFI_OF_
     int slabs = 0;            // results that are stored through slabs; 0: no such kernels
     int results[2] = {};
-    int repack = 0; // index of kfk_gemm_repack; 0: none
 };
 
-// The workspace, in bytes: the left factor; copies of the left factor and of a weight (repack.cuh);
-// all: with partial sums.
+// The workspace, in bytes: the left factor; all: with partial sums.
 struct kfi_forward_room {
-    size_t factor, copies[2], all;
+    size_t factor, all;
     kf_i64 outer, inner, pitch; // rows and columns of the left factor as stored, and its pitch
 };
 KF_FN KFI_SMALL kfi_forward_room kfi_forward_rooms(const kf_i64 *sizes, int products, int bytes,
@@ -69,14 +65,7 @@ KF_FN KFI_SMALL kfi_forward_room kfi_forward_rooms(const kf_i64 *sizes, int prod
     room.inner = transposed ? rows : depth;
     room.pitch = kfi_ceil(room.inner, 16 / bytes) * (16 / bytes);
     room.factor = loads ? kfi_workspace((size_t)(batch * room.outer * room.pitch * bytes)) : 0;
-    if (kfi_repack_pays(kfi_gemm_make_sizes(sizes, products, bytes))) {
-        const bool turned = layout & KFI_B_TRANSPOSED;
-        const kf_i64 cols = sizes[KFI_AXIS_COLS];
-        room.copies[0] = loads ? 0 : kfi_repack_bytes(batch, room.outer, room.inner);
-        room.copies[1] = kfi_repack_bytes(batch, turned ? depth : cols, turned ? cols : depth);
-    }
-    room.all = room.factor + room.copies[0] + (size_t)products * room.copies[1] +
-               kfi_workspace(parts > 0 ? parts : 1); // not empty, whatever the sizes
+    room.all = room.factor + kfi_workspace(parts > 0 ? parts : 1); // not empty, whatever the sizes
     return room;
 }
 KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_i64 cols,
@@ -95,7 +84,6 @@ struct kfi_forward_call {
     kfi_gemm_maps *maps;
     void **args, **pass_args;
     cudaStream_t stream;
-    kfi_class_maps *classes; // contains maps; NULL: no kernel has results of any row pitch
 };
 KF_FN KFI_SMALL kf_result_t kfi_forward_too_large(const kfi_gemm_op &op, const kf_i64 *sizes)
 {
@@ -131,52 +119,6 @@ KF_FN KFI_SMALL kf_result_t kfi_forward_factor(const kfi_gemm_op &op, const kfi_
     c.t->ld[op.left] = room.pitch;
     c.t->matrix[op.left] = room.outer * room.pitch;
     return result;
-}
-// Copies factors of 2-byte elements whose rows are no whole vectors to the workspace, if wgmma can
-// then compute the product.
-KF_FN KFI_SMALL kf_result_t kfi_forward_copy(const kfi_gemm_op &op, const kfi_forward_call &c,
-                                             kfi_gemm_sizes *s, const kfi_forward_room &room,
-                                             void *workspace)
-{
-    kfi_gemm_tensors *const t = c.t;
-    kfi_gemm_sizes own = *s;
-    own.whole = true;
-    const void *const wgmma = op.kernels[kfi_gemm_wgmma_kernel(op.size)];
-    if (s->whole || !op.repack || !op.kernels[op.repack] || !kfi_repack_pays(own) ||
-        !kfi_gemm_uses_wgmma(own) ||
-        !kfi_has_wgmma(wgmma, kfi_policy(KFI_TILE_WGMMA_128x128_PINGPONG).threads))
-        return KF_SUCCESS;
-    const bool turned = op.layout & KFI_B_TRANSPOSED;
-    char *to = (char *)workspace + room.factor;
-    kfi_repack repack;
-    kfi_repack_init(&repack);
-    for (int i = 0; i <= op.products; ++i) { // the left factor, then the weights
-        const int tensor = i == 0 ? op.left : op.weights[i - 1];
-        const size_t bytes = room.copies[i > 0];
-        if (!kfi_gemm_whole(*t, tensor, op.size)) {
-            if (bytes == 0) return KF_SUCCESS;
-            kfi_repack_add(&repack.jobs[i], t->p[tensor], t->ld[tensor], t->matrix[tensor],
-                           s->matrices,
-                           i == 0   ? room.outer
-                           : turned ? s->depth
-                                    : s->cols,
-                           i == 0   ? room.inner
-                           : turned ? s->cols
-                                    : s->depth,
-                           to);
-        }
-        to += bytes;
-    }
-    for (int i = 0; i <= op.products; ++i) {
-        const int tensor = i == 0 ? op.left : op.weights[i - 1];
-        const kfi_repack_job &job = repack.jobs[i];
-        if (!job.from) continue;
-        t->p[tensor] = job.to;
-        t->ld[tensor] = job.pitch;
-        t->matrix[tensor] = job.rows * job.pitch;
-    }
-    s->whole = true;
-    return kfi_repack_launch(&op.name, op.kernels[op.repack], &repack, c.stream);
 }
 KF_FN KFI_SMALL bool kfi_forward_pass_fits(const kfi_gemm_op &op, const kfi_forward_room &room,
                                            kf_i64 batch)
@@ -218,36 +160,6 @@ KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_siz
     }
     return mapped;
 }
-// Launches the kernel for a result with any row pitch. Returns false if operands, sizes or the
-// device's code do not allow it, or direct stores are faster.
-KF_FN KFI_SMALL bool kfi_forward_class(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
-                                       const kfi_forward_call &c, kf_result_t *result)
-{
-    if (!c.classes) return false;
-    const void *const *const kernels =
-        op.kernels + kfi_gemm_kernels(op.size) + op.loads + KFI_SKINNY_KERNELS + KFI_SLAB_KERNELS;
-    const kfi_gemm_tensors &t = *c.t;
-    const int number = kfi_class_pick(s, kernels),
-              tile = kfi_class_tiles()[number < 0 ? 0 : number];
-    int wanted = 0, r = 0;
-    for (int i = 0; i < op.slabs; ++i)
-        if (t.p[op.results[i]]) ++wanted, r = op.results[i];
-    if (number < 0 || wanted != 1 || !kfi_has_wgmma(kernels[number], kfi_policy(tile).threads))
-        return false;
-    const int left = op.left, right = op.weights[0];
-    const kfi_mapped out = {t.p[r], s.cols, s.rows, t.ld[r], s.matrices, t.matrix[r], op.type, 16};
-    kfi_mapped a = {}, b = {};
-    unsigned char none[KFI_ROW_CLASSES]; // A is aligned
-    a.p = t.p[left], a.ld = t.ld[left], a.apart = t.matrix[left];
-    b.p = t.p[right], b.ld = t.ld[right], b.apart = t.matrix[right];
-    if (!kfi_class_map(c.classes, none, s, op.type, op.layout, kfi_policy(tile).cols, a, b) ||
-        !kfi_map_classes(c.classes->results, c.classes->shift, c.maps->batched_results, out) ||
-        !kfi_class_fill(c.g, s, tile, false, false))
-        return false;
-    *result = kfi_gemm_launch_wgmma(&op.name, kernels[number], c.maps, *c.g,
-                                    {tile, KFI_CP_ASYNC, 1, s.depth}, s.matrices, c.args, c.stream);
-    return true;
-}
 // Launches the kernel for few rows of float32. Returns false if operands, sizes or the device's
 // code do not allow it.
 KF_FN KFI_SMALL bool kfi_forward_skinny_f32(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
@@ -284,13 +196,12 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
     const void *const *const behind = op.kernels + kfi_gemm_kernels(op.size) + op.loads;
     bool slabs = tile == KFI_TILE_WGMMA_128x128_PINGPONG && op.slabs > 0;
     if (slabs) {
-        const int wanted = kfi_gemm_pick_slab_tile(s, op.layout, behind + KFI_SKINNY_KERNELS);
+        const int wanted = kfi_gemm_pick_slab_tile(s, op.layout, behind + 2);
         slabs = kfi_forward_slabs(op, s, c, wide, wanted);
         if (slabs) tile = wanted;
-        if (!slabs && kfi_forward_class(op, s, c, result)) return true;
     }
     const void *const kernel = skinny  ? behind[s.rows > 16]
-                               : slabs ? behind[KFI_SKINNY_KERNELS + kfi_slab_kernel_index(tile)]
+                               : slabs ? behind[2 + kfi_slab_kernel_index(tile)]
                                        : op.kernels[kfi_gemm_wgmma_kernel(op.size)];
     if (!kfi_has_wgmma(kernel, kfi_policy(tile).threads)) return false;
     const int rows = skinny ? kfi_skinny_box_rows(s) : kfi_policy(tile).rows;
@@ -333,12 +244,10 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
         if (i != op.left && i != op.weights[0] && i != op.weights[op.products - 1] && t->p[i])
             wide = wide && kfi_gemm_whole(*t, i, op.size);
     const kfi_gemm_choice choice = kfi_gemm_pick_of(&s, op.kernels);
-    char *const parts =
-        (char *)workspace + room.factor + room.copies[0] + (size_t)op.products * room.copies[1];
-    if (!kfi_forward_pass_fits(op, room, s.matrices) || !kfi_gemm_fill(c.g, s, choice, wide, parts))
+    if (!kfi_forward_pass_fits(op, room, s.matrices) ||
+        !kfi_gemm_fill(c.g, s, choice, wide, (char *)workspace + room.factor))
         return kfi_forward_too_large(op, sizes);
     if (op.loads) result = kfi_forward_factor(op, c, room, s.matrices, workspace);
-    if (result == KF_SUCCESS && op.size == 2) result = kfi_forward_copy(op, c, &s, room, workspace);
     if (result != KF_SUCCESS || kfi_gemm_forward_wgmma(op, s, c, wide, &result)) return result;
     const kf_i64 blocks = (kf_i64)c.g->tiles.d * s.matrices * choice.splits;
     const void *const kernel = op.kernels[kfi_gemm_kernel_of(choice, op.size)];

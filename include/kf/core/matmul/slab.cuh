@@ -20,7 +20,6 @@
 struct kfi_slab {
     int row, col;        // result coordinates
     unsigned at, values; // shared addresses of its buffer, and of the row values of its columns
-    int of, shift; // row_class_slab.cuh alone: class of its rows, columns that it begins early
 };
 KFI_DEVICE char *kfi_slab_pointer(unsigned at)
 {

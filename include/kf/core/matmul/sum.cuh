@@ -2,7 +2,6 @@
 // kf/core/matmul/sum.cuh: kernels of matmul backwards in CUDA that all ops of a dtype share.
 //   kfk_gemm_sum, _wgmma     out = beta * out + a . b (+ a2 . b2), plain operands, no activation;
 //                            split-K where few tiles would leave SMs idle
-//   kfk_gemm_sum_class       a . b of a left factor with any row pitch (row_class.cuh)
 //   kfk_gemm_floats_wgmma    the same of float32, by 3xTF32
 //   kfk_gemm_sum_reduce      reduces the partial tiles of split-K in the order of the splits
 //   kfk_gemm_totals          sums over rows: reduces the partial sums of the elementwise passes
@@ -219,26 +218,6 @@ KFI_DEVICE void kfi_pass_store_partial(const typename kfi_real<size>::type *sums
 }
 #endif
 
-#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-// Stores slab `number` of a tile of rows of one class.
-template <int of, int tile>
-KFI_DEVICE void kfi_class_store(float (*sums)[kfi_policy(tile).cols / 2], const kfi_pipeline &pipe,
-                                int number, const kfi_gemm_tile &at, const kfi_gemm &g,
-                                const kfi_gemm_terms &t)
-{
-    float own[KFI_PIPELINE_PER_THREAD];
-    kfi_pipeline_store_fragment<tile, 1>(own, sums, number);
-#pragma unroll
-    for (int vector = 0; vector < kfi_pipeline_vectors<1>(); ++vector) {
-        kfi_gemm_coord coord;
-        if (!kfi_class_lookup<tile>(&coord, pipe, number, vector, at, g)) continue;
-        alignas(16) float values[8];
-        kfi_pipeline_load_fragment<1>(values, own, vector, 0);
-        kfi_gemm_store_result<of, 8>(values, coord, at.matrix, t);
-    }
-}
-#endif
-
 #ifndef KFI_DRIVER
 // of: dtype of out.
 template <int type, int of, int tile, int how, int layout>
@@ -320,30 +299,6 @@ KFI_KERNEL void KFI_PIPELINE_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
                 kfi_pipeline_load_fragment<1>(values, own, vector, 0);
                 kfi_gemm_store_result<of, 8>(values, coord, at.matrix, t);
             }
-        }
-    }
-#endif
-}
-// The product of a left factor with any row pitch and a right factor [K, cols]. act: only the
-// identity reads such a factor.
-template <int type, int of, int act>
-KFI_KERNEL void KFI_PIPELINE_BOUNDS(KFI_TILE_WGMMA_CLASS_128x192)
-    kfk_gemm_sum_class(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_class_maps maps)
-{
-#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    constexpr int tile = KFI_TILE_WGMMA_CLASS_128x192, layout = KFI_B_TRANSPOSED;
-    kfi_begin();
-    if constexpr (act == 0) {
-        kfi_pipeline pipe = kfi_pipeline_init<tile>();
-        if (pipe.group == 0) return kfi_class_produce<tile, layout>(&pipe, g, maps);
-        kfi_pipeline_start_consumer<tile, 1>(&pipe, g, maps.maps);
-        kfi_gemm_tile at;
-        while (kfi_pipeline_next_tile<tile, 1>(&pipe, &at, g, maps.maps)) {
-            float sums[1][kfi_policy(tile).cols / 2];
-            kfi_pipeline_mainloop<type, tile, layout, 1>(sums, &pipe, maps.shift[kfi_class_of(at)]);
-#pragma unroll 1
-            for (int slab = 0; slab < kfi_pipeline_slabs(tile); ++slab)
-                kfi_class_store<of, tile>(sums, pipe, slab, at, g, t);
         }
     }
 #endif

@@ -27,8 +27,7 @@
 #define KFI_TILE_WGMMA_128x256_COOPERATIVE 9
 #define KFI_TILE_WGMMA_128x128_COOPERATIVE 10
 #define KFI_TILE_WGMMA_128x96_COOPERATIVE 11
-#define KFI_TILE_SKINNY_F32 12          // skinny_f32.cuh
-#define KFI_TILE_WGMMA_CLASS_128x192 13 // row_class.cuh, cooperative
+#define KFI_TILE_SKINNY_F32 12 // skinny_f32.cuh
 
 struct kfi_tile_policy {
     int rows, cols;               // tile size
@@ -61,7 +60,6 @@ KFI_BOTH constexpr kfi_tile_policy kfi_policy(int tile)
         {128, 128, 8, 1, 384, 1, 64, 6, false, true,   0,   0, 64, 32, 2}, // 128x128_COOPERATIVE
         {128,  96, 8, 1, 384, 1, 64, 6, false, true,   0,   0, 32, 16, 2}, // 128x96_COOPERATIVE
         { 64,  64, 8, 1, 384, 1, 32, 0, true,  true,  40, 232,  0,  0, 0}, // SKINNY_F32
-        {128, 192, 8, 1, 384, 1, 64, 5, false, true,  40, 232, 64,  0, 0}, // CLASS_128x192
     };
     // clang-format on
     return policies[tile];

@@ -71,21 +71,18 @@ KFI_DEVICE void kfi_row_store(void *dst, const void *src, kf_i64 left)
 // Copies a thread's vectors of a row, or of a row operand, asynchronously into its slots in shared
 // memory. A thread's 16-byte slots are contiguous and odd in number: neighbours use different
 // banks, and an access needs no arithmetic. Conditions (1 byte) use part of a slot. space: elements
-// from the thread's first one to the end of the row. Unaligned rows are copied element by element;
-// the rest of the last vector's slot is undefined.
-template <int size, int vec, int whole, int in_registers>
+// from the thread's first one to the end of the row.
+template <int size, int vec, int in_registers>
 KFI_DEVICE void kfi_row_ahead(char *slot, const void *src, int step, int space)
 {
     constexpr int bytes = size * vec < 16 ? size * vec : 16, parts = size * vec / bytes;
-    constexpr int count = whole ? parts : vec, each = whole ? bytes : size < 4 ? 4 : size;
 #pragma unroll
     for (int s = 0; s < in_registers; ++s)
 #pragma unroll
-        for (int i = 0; i < count; ++i)
-            if (space - s * step > (whole ? 0 : i))
-                kfi_fetch<each>(slot + s * parts * 16 + i * (whole ? 16 : size),
-                                (const char *)((const char (*)[size])src + s * step) +
-                                    i * (whole ? 16 : size));
+        for (int i = 0; i < parts; ++i)
+            if (space - s * step > 0)
+                kfi_fetch<bytes>(slot + (s * parts + i) * 16,
+                                 (const char *)((const char (*)[size])src + s * step) + i * 16);
 }
 template <int bytes> KFI_DEVICE void kfi_row_load_slot(void *dst, const char *slot, kf_i64 left)
 {

@@ -30,15 +30,17 @@ template <int slots> struct kfi_band_thread {
     int col, split;       // its column, in vectors; elements of its first channel
     int slot[slots];      // channel indices
 };
-// Computes the coordinates for part `part` of the channel block that begins at `channel`. left:
-// channels from there on.
+// Computes the coordinates. Blocks are ordered part-major to stream through memory. back: reverses
+// the order, to start with the vectors that the previous kernel left in L2.
 template <int form, int vec>
-KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()>
-kfi_band_enter_part(const kfi_bands &g, kf_i64 part, kf_i64 channel, kf_i64 left)
+KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()> kfi_band_enter(const kfi_bands &g,
+                                                                       bool back)
 {
     kfi_band_thread<kfi_band_slots<form, vec>()> at = {};
-    at.part = part;
-    at.channel = channel;
+    const kf_i64 block = back ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    at.part = kfi_divide(block, g.bands);
+    const kf_i64 band = block - at.part * (kf_i64)g.bands.d, left = g.channels - band * g.segs;
+    at.channel = band * g.segs;
     at.segs = left < g.segs ? (int)left : g.segs;
     const bool idle = (int)threadIdx.x >= g.threads;
     at.unit = at.part * g.share + threadIdx.x;
@@ -56,25 +58,6 @@ kfi_band_enter_part(const kfi_bands &g, kf_i64 part, kf_i64 channel, kf_i64 left
                 form == KFI_BAND_TWO ? at.slot[0] + 1 : (int)kfi_divide(first + s, g.plane);
     }
     return at;
-}
-// Computes the coordinates. Blocks are ordered part-major to stream through memory. back: reverses
-// the order, to start with the vectors that the previous kernel left in L2.
-template <int form, int vec>
-KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()> kfi_band_enter(const kfi_bands &g,
-                                                                       bool back)
-{
-    const kf_i64 block = back ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const kf_i64 part = kfi_divide(block, g.bands), band = block - part * (kf_i64)g.bands.d;
-    return kfi_band_enter_part<form, vec>(g, part, band * g.segs, g.channels - band * g.segs);
-}
-// The same for channel blocks that a cluster holds, whose blocks are its parts.
-template <int form, int vec>
-KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()> kfi_band_enter_cluster(const kfi_bands &g)
-{
-    const unsigned parts = (unsigned)g.parts, band = blockIdx.x / parts;
-    const kf_i64 channel = (kf_i64)band * g.segs;
-    return kfi_band_enter_part<form, vec>(g, blockIdx.x - band * parts, channel,
-                                          g.channels - channel);
 }
 // Position of a thread's vector s, and its number of valid elements.
 struct kfi_band_unit {

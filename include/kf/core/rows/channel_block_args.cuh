@@ -32,28 +32,9 @@
 #define KFI_BAND_SMALL (1 << 18)
 #define KFI_BAND_CHANNELS 1
 #endif
-// Pixels from which a cluster processes even a small tensor, if inner is 1.
-#ifndef KFI_BAND_LONG
-#define KFI_BAND_LONG 512
-#endif
-// Vectors of a thread in flight where several CUDA blocks share a channel block.
-#ifndef KFI_BAND_AHEAD
-#define KFI_BAND_AHEAD 4
-#endif
 
-// Limits for rows that are groups (kfi_group_bands): threads per CUDA block, and CUDA blocks of a
-// batch up to which a cluster grows. The threads are 64 rows of 5 vectors: 40 channels of 2 bytes.
-#ifndef KFI_GROUP_THREADS // overridden by an emulation
-#define KFI_GROUP_THREADS 320
-#endif
-#ifndef KFI_GROUP_BLOCKS
-#define KFI_GROUP_BLOCKS 64
-#endif
-
-// Stages of a kernel: all passes of a channel block that a cluster of CUDA blocks, or one CUDA
-// block, holds; the elementwise stores, from the totals of all passes; pass p shared by several
-// CUDA blocks (KFI_BAND_PASS + p).
-#define KFI_BAND_CLUSTER (-1)
+// Stages of a kernel: all passes of a channel block that one CUDA block holds; the elementwise
+// stores, from the totals of all passes; pass p shared by several CUDA blocks (KFI_BAND_PASS + p).
 #define KFI_BAND_REGISTERS 0
 #define KFI_BAND_LAST 1
 #define KFI_BAND_PASS 2
@@ -76,17 +57,6 @@ struct kfi_bands {
     int room;      // values before the totals in shared memory
     void *partial; // [value of a pass][channel][part]
     void *totals;  // [reduction][channel]
-};
-
-// Rows that are groups of adjacent channels of a pixel, with inner = 1: [outer, length, groups,
-// channels]. Each batch is a matrix of `length` rows, and a channel of `band` is a group of a
-// batch: its index is batch * groups + group, its `inner` the channels of a group, its `outer`
-// length.
-struct kfi_group_bands {
-    kfi_bands band;
-    kfi_divisor bands; // channel blocks per batch
-    kfi_divisor parts; // CUDA blocks per channel block
-    kf_i64 groups;     // per batch
 };
 
 #endif

@@ -19,7 +19,6 @@
 #define KF_CORE_ROWS_ROWS_CUH
 
 #include "kf/core/rows/access.cuh"
-#include "kf/core/rows/exchange.cuh"
 #include "kf/core/rows/args.cuh"
 #include "kf/core/rows/host.cuh"
 #include "kf/core/rows/reduce.cuh"
@@ -27,7 +26,5 @@
 #include "kf/core/rows/shift.cuh"
 #include "kf/core/rows/channel_block.cuh"
 #include "kf/core/rows/channel_block_host.cuh"
-#include "kf/core/rows/group_block.cuh"
-#include "kf/core/rows/group_block_host.cuh"
 
 #endif

@@ -108,10 +108,10 @@ KFI_DEVICE void kfi_segment_ahead(char *slot, const void *src, kf_i64 gap, int f
 {
 #pragma unroll
     for (int s = 0; s < in_registers; ++s)
-        kfi_row_ahead<size, vec, 1, 1>(slot + s * (size * vec < 16 ? 16 : size * vec),
-                                       (const char (*)[size])src +
-                                           kfi_segment_at<in_registers>(g, gap, first + s * step),
-                                       0, space - s * step);
+        kfi_row_ahead<size, vec, 1>(slot + s * (size * vec < 16 ? 16 : size * vec),
+                                    (const char (*)[size])src +
+                                        kfi_segment_at<in_registers>(g, gap, first + s * step),
+                                    0, space - s * step);
 }
 template <int size, int vec, int whole, int in_registers>
 KFI_DEVICE void kfi_segment_load_row(void *dst, bool ringed, const char *slot, const void *src,

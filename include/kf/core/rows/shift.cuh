@@ -186,7 +186,7 @@ KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step,
                                const kfi_row_layout &g)
 {
     if (kfi_rows_aligned(schedule))
-        kfi_row_ahead<2, 8, 1, in_registers>(slot, src, step, space);
+        kfi_row_ahead<2, 8, in_registers>(slot, src, step, space);
     else
         kfi_shift_ahead<in_registers>(slot, src, first, step, space, g);
 }
